@@ -1,4 +1,4 @@
-"""Conventions of all routes: problem documents, unknown parameters, pages, HEAD, Location, ETag and If-Match."""
+"""Conventions of all routes: problem documents, unknown parameters, pages, methods, Location, ETag and If-Match."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_metrics_accept_the_parameters_of_a_scrape_configuration(http: httpx2.Cl
     assert http.get("/metrics", params={"module": "any"}).status_code == 200
 
 
-# HEAD, operation ids
+# HEAD, OPTIONS, servers, operation ids
 
 
 def test_head_answers_like_get_without_a_body(http: httpx2.Client) -> None:
@@ -117,6 +117,29 @@ def test_head_answers_like_get_without_a_body(http: httpx2.Client) -> None:
     assert http.head("/v1/no-such-path").status_code == 404
     assert http.head("/v1/events/stream").headers["content-type"].startswith("text/event-stream")
     assert http.get("/v1/health").json()["status"] == "ok"  # the connection is usable afterwards
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/projects", "GET, POST, HEAD, OPTIONS"),
+        ("/v1/projects/none", "GET, PATCH, DELETE, HEAD, OPTIONS"),
+        ("/v1/workloads/none/stop", "POST, OPTIONS"),
+        ("/v1/openapi.json", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_options_answers_with_all_methods_of_the_path(http: httpx2.Client, path: str, allowed: str) -> None:
+    asked = {"origin": "https://other.example", "access-control-request-method": "GET"}
+    answer = http.options(path, headers=asked)
+    assert (answer.status_code, answer.content, answer.headers["allow"]) == (204, b"", allowed)
+    assert [name for name in answer.headers if name.startswith("access-control-")] == []
+    assert http.options("/v1/no-such-path").status_code == 404
+    refused = http.request("TRACE", path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+
+
+def test_description_names_servers(description: Json) -> None:
+    assert [server["url"] for server in description["servers"]] == ["/", "https://{head}:{port}"]
 
 
 def test_operation_ids_are_unique_names(description: Json) -> None:

@@ -9,6 +9,8 @@ import httpx2
 import pytest
 from live_pool import LivePool, shell
 
+from gpupool.api.schemas.work.workloads import WorkloadSummary
+
 Json = dict[str, Any]
 
 
@@ -128,6 +130,25 @@ def test_workloads_are_listed_by_label_state_and_page(http: httpx2.Client) -> No
     assert found == [view["id"] for view in reversed(made)]
     only = http.get("/v1/workloads", params={"label": label, "state": ["succeeded", "failed"]}).json()["workloads"]
     assert len(only) == 3
+
+
+def test_summary_has_the_fields_of_a_list_with_the_same_values(http: httpx2.Client) -> None:
+    mark = uuid.uuid4().hex[:12]
+    good = submit(http, shell("true", name=f"good-{mark}"))
+    bad = submit(http, shell("exit 3", name=f"bad-{mark}"))
+    waiting = submit(http, shell("true", name=f"waits-{mark}", begin="1h"))
+    ended(http, good["id"])
+    ended(http, bad["id"])
+    query = {"search": mark, "all": True}
+    whole = http.get("/v1/workloads", params=query).json()["workloads"]
+    page = http.get("/v1/workloads", params=query | {"summary": True, "count": True, "limit": 2}).json()
+    assert page["total"] == 3
+    rest = http.get("/v1/workloads", params=query | {"summary": True, "cursor": page["next_cursor"]}).json()
+    short = page["workloads"] + rest["workloads"]
+    assert [view["id"] for view in short] == [waiting["id"], bad["id"], good["id"]]
+    for some, every in zip(short, whole, strict=True):
+        assert set(some) == set(WorkloadSummary.model_fields)
+        assert some.items() <= every.items()
 
 
 def test_search_and_sort_cover_all_pages(http: httpx2.Client) -> None:

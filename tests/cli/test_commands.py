@@ -12,6 +12,7 @@ import pytest
 from cli_fake_pool import COMMAND, NOW, FakePool, detail_view, replica_view, why_view, workload_view
 from cli_views import ANSWERS, event_view, node_view, plan_view, pool_view, project_view, token_view
 
+from gpupool.api.schemas.work.workloads import WorkloadSummary
 from gpupool.domain.protocol.log_records import ERR, OUT, RECORD, WHOLE, LogBatch
 
 
@@ -70,6 +71,14 @@ def test_all_pages_are_fetched(pool: FakePool, gpupool: Any) -> None:
         "next_cursor": None,
     }
     assert len(json.loads(gpupool("ps", "--json").stdout)["workloads"]) == 2
+
+
+@pytest.mark.parametrize("words", [("ps",), ("list", "jobs")])
+def test_tables_ask_only_for_the_fields_of_a_list(pool: FakePool, gpupool: Any, words: tuple[str, ...]) -> None:
+    shown = WorkloadSummary.model_fields
+    views = [{key: value for key, value in workload_view("w0000000001").items() if key in shown}]
+    pool.answers["GET /v1/workloads?all=false&summary=true&limit=1000"] = {"workloads": views, "next_cursor": None}
+    assert b"w0000000001" in gpupool(*words).stdout
 
 
 @pytest.mark.parametrize("words", [("ps",), ("list", "nodes"), ("list_gpus",), ("smi",), ("nodes",)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,3 +118,20 @@ def test_missing_image_has_its_own_reason(pool: RealPool) -> None:
     assert "[IMAGE_FAILED]" in runs.stderr.decode()
     runs = pool("run", "-i", "tiny:1", "--", "no-such-program", ok=False)
     assert "[IMAGE_FAILED]" not in runs.stderr.decode()
+
+
+def test_repository_is_in_the_container(pool: RealPool) -> None:
+    folder = pool.work / "code.git"
+    own = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    own |= {f"GIT_{who}_{what}": "a@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    folder.mkdir()
+    (folder / "version").write_text("one\n")
+    script = "git init -q && git add . && git commit -qm one"
+    subprocess.run(["sh", "-c", script], cwd=folder, env=os.environ | own, check=True)
+    source = f"file://{folder}"
+    pool("submit", "found", "-i", "tiny:1", "-n", "0", "--git-sync", source, "--", "cat", "code/version")
+    assert pool.becomes("found", "succeeded")
+    assert pool.text("logs", "found") == "one\n"
+    pool("submit", "lost", "-i", "tiny:1", "-n", "0", "--restart", "never", "--git-sync", f"{source}x", "--", "true")
+    assert pool.becomes("lost", "failed")
+    assert f"{source}x was not cloned into code.gitx: fatal: " in pool.text("describe", "lost")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,53 @@ def test_unsupported_variable_is_refused_by_name(node: Node) -> None:
     report = node.run_to_end(boxed("true", env={"KEY": "two\nlines"}))
     assert report.reason is ExitReason.START_FAILED
     assert "KEY" in report.message
+
+
+# -- repositories ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(node: Node) -> Path:
+    """Return a repository of the user that has a branch."""
+    folder = node.root / "model.git"
+    if not folder.exists():
+        script = (
+            "git init -q -b main && git config user.email a@b && git config user.name a && echo two > version && "
+            "git add . && git commit -qm two && git branch other && git checkout -q other && echo other > version && "
+            "git commit -qam other && git checkout -q main"
+        )
+        folder.mkdir()
+        own = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+        subprocess.run(["sh", "-c", script], cwd=folder, env=os.environ | own, check=True)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, UID, UID)
+    return folder
+
+
+def test_repository_is_cloned_on_the_node_and_mounted(node: Node, repository: Path) -> None:
+    source = f"file://{repository}"
+    script = "pwd; cat model/version; id -u; touch model/made; ls -A; env | grep -c SECRET; true"
+    env = {"GITSYNC_PASSWORD": "SECRET"}
+    assert told(node, boxed(script, git=source, env=env)).split() == ["/workspace", "two", str(UID), "model", "0"]
+    assert (
+        told(node, boxed("cat src/version", git=f"repository={source},rev=other,path=src", cwd="/opt/x")) == "other\n"
+    )
+    assert not list((node.state.path.parent / "work").glob(".*.git"))
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("file:///nowhere/model.git", "not appear to be a git"),
+        ("repository={},rev=none", "no branch, tag or commit none"),
+    ],
+)
+def test_repository_that_fails_is_named_with_the_reason(node: Node, repository: Path, source: str, why: str) -> None:
+    source = source.format(f"file://{repository}")
+    report = node.run_to_end(boxed("echo started", git=source))
+    assert (report.reason, report.exit_code) == (ExitReason.START_FAILED, 128)
+    assert "model.git was not cloned into model: " in report.message
+    assert why in report.message
 
 
 # -- volumes ---------------------------------------------------------------------------------------------------------

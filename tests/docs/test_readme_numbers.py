@@ -25,8 +25,9 @@ def test_readme_has_at_most_150_lines() -> None:
 
 def test_start_of_a_program() -> None:
     found = results("launch")
-    shown = row("`gpupool run -- true`")
+    shown = row("`gpupool run -g 1 -- true`")
     assert f"| {found['gpupool_run_true_ms']['p50']:.0f} ms |" in shown
+    assert f"{found['srun_true_ms']['p50']:.0f} ms for `srun`" in shown
     assert f"{found['python_that_does_nothing_ms']['p50']:.0f} ms for a Python" in shown
 
 

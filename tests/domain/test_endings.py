@@ -49,6 +49,15 @@ def test_first_replica_that_failed_by_itself_decides(
     assert found.sentence.startswith(f"replica {index}: end {index}")
 
 
+@pytest.mark.parametrize(("completions", "named"), [(1, "{name}"), (4, "{name}/3")])
+@pytest.mark.parametrize("reason", [Reason.EXITED, Reason.BACKOFF_EXHAUSTED, Reason.REPEATED_FAILURE])
+def test_suggestion_names_the_replica_that_failed(reason: Reason, completions: int, named: str) -> None:
+    work = workload(completions=completions, state=WorkloadState.FAILED)
+    found = ending_of(work, [ended(completions - 1, ReplicaState.FAILED, reason, 2.0)])
+    assert found is not None
+    assert found.remedy.partition(";")[0] == f"see its output: gpupool logs {named.format(name=work.name)}"
+
+
 def test_live_work_has_no_ending() -> None:
     assert ending_of(workload(), [replica(ReplicaState.RUNNING)]) is None
     assert replica_ending(workload(), replica(ReplicaState.PENDING)) is None

@@ -16,6 +16,7 @@ from gpupool.domain.work import lifecycle
 from gpupool.domain.work.lifecycle import ForgetProgram, StartProgram, StopProgram, Transition
 from gpupool.domain.work.program.supervision import ExitReason, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import (
+    Limits,
     OnPreempt,
     Replica,
     ReplicaState,
@@ -439,3 +440,29 @@ def test_preemption_kills_at_once_if_the_workload_says_so(
     job = replace(workload(), limits=replace(workload().limits, on_preempt=on_preempt))
     step = lifecycle.stop(job, replica(R), reason, NOW, grace_s)
     assert [effect.grace_s for effect in step.effects if isinstance(effect, StopProgram)] == [stop_s]
+
+
+# --- lazy GPUs --------------------------------------------------------------------------------------------------------
+
+LAZY = replace(workload(WorkloadKind.INTERACTIVE), limits=Limits(lazy=True))
+
+
+@pytest.mark.parametrize("state", EVERY_STATE)
+def test_lazy_replica_waits_and_gets_gpus_only_while_it_runs(state: ReplicaState) -> None:
+    wanted = lifecycle.want_gpus(LAZY, replica(state), NOW)
+    assert (wanted.replica.gpu_wanted_at, len(wanted.events)) == ((NOW, 1) if state is R else (None, 0))
+    assert not lifecycle.want_gpus(LAZY, wanted.replica, NOW + 1).events, "asked once"
+    got = lifecycle.grant_gpus(LAZY, wanted.replica, Epoch(7), NOW + 3)
+    assert names(got) == (("AttachGpus",) if state is R else ())
+    assert got.replica.gpu_lease == (7 if state is R else None)
+    assert lifecycle.grant_gpus(LAZY, got.replica, Epoch(8), NOW + 3).replica == got.replica, "granted once"
+
+
+def test_next_attempt_of_a_lazy_replica_holds_no_gpus() -> None:
+    held = replace(replica(X, next_reason=Reason.PREEMPTED), gpu_wanted_at=NOW, gpu_lease=Epoch(7))
+    ended = lifecycle.end_attempt(LAZY, held, report(ExitReason.STOPPED), NOW).replica
+    assert (ended.state, ended.leases, ended.gpu_wanted_at) == (P, frozenset(), None)
+
+
+def test_other_replica_never_waits_for_gpus() -> None:
+    assert lifecycle.want_gpus(workload(), replica(R), NOW).replica.gpu_wanted_at is None

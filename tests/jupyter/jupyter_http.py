@@ -46,24 +46,29 @@ def channels(server: str, token: str, kernel_id: str, session: str) -> Iterator[
         yield socket
 
 
-def execute_in(server: str, token: str, kernel_id: str, code: str) -> str:
-    """Execute code in a running kernel over its WebSocket, and return what it printed."""
-    session = uuid.uuid4().hex
+def begin_code(socket: ClientConnection, code: str) -> str:
+    """Send code to the kernel of a connection, do not wait for its end, and return the ID of the message."""
     header = {
         "msg_id": uuid.uuid4().hex,
         "msg_type": "execute_request",
-        "session": session,
+        "session": uuid.uuid4().hex,
         "username": "",
         "version": "5.3",
     }
     content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
     message = {"channel": "shell", "header": header, "parent_header": {}, "metadata": {}, "content": content}
+    socket.send(json.dumps(message))
+    return header["msg_id"]
+
+
+def execute_in(server: str, token: str, kernel_id: str, code: str) -> str:
+    """Execute code in a running kernel over its WebSocket, and return what it printed."""
     printed = ""
-    with channels(server, token, kernel_id, session) as socket:
-        socket.send(json.dumps(message))
+    with channels(server, token, kernel_id, uuid.uuid4().hex) as socket:
+        sent = begin_code(socket, code)
         while True:
             said = json.loads(socket.recv(timeout=PATIENCE_S))
-            if said["parent_header"].get("msg_id") != header["msg_id"]:
+            if said["parent_header"].get("msg_id") != sent:
                 continue
             if said["msg_type"] == "stream":
                 printed += said["content"]["text"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from e2e_pool import RealPool, eventually
+from jupyter_http import begin_code
 from kernels import TENTH, kernel_on_slices
 from servers import JupyterServer, jupyter_server
 
@@ -53,8 +53,8 @@ def test_kernel_above_its_memory_limit_stays_dead(pool: RealPool, tmp_path: Path
     with kernel_on_slices("small", request) as name, jupyter_server(pool, tmp_path / "notebooks") as server:
         kernel_id = server.open_notebook("a.ipynb", name)
         server.run(kernel_id, "x = 41")
-        with server.tab(kernel_id), ThreadPoolExecutor() as threads:
-            threads.submit(server.run, kernel_id, "data = [b'1' * 1_000_000 for _ in range(2_000)]")
+        with server.tab(kernel_id) as tab:
+            begin_code(tab, "data = [b'1' * 1_000_000 for _ in range(2_000)]")
             assert eventually(lambda: shows_dead(server, kernel_id, "MEMORY_LIMIT")), server.said()
             assert pool.all_free()
         server.ask(f"kernels/{kernel_id}/restart", method="POST")

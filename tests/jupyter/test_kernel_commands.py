@@ -108,3 +108,9 @@ def test_install_needs_a_jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(GpupoolError, match="No Jupyter is installed") as refused:
         run_app(["jupyter", "install"])
     assert "--python" in refused.value.hint
+
+
+def test_lazy_kernel_passes_the_option_on() -> None:
+    add("0.02", "--lazy")
+    provisioner = KernelSpecManager().get_kernel_spec("gpupool-0.02").metadata["kernel_provisioner"]
+    assert provisioner["config"] == {"request": {"gpus": {"fraction": 0.02}, "lazy": True}}

@@ -18,6 +18,7 @@ from kernels import Kernel, becomes, kernel_on_slices, running_kernel
 from gpupool.client.transport.connection import ApiCall, PoolConnection
 from gpupool.client.transport.http import Answer
 from gpupool.jupyter.provisioner import KernelStartError
+from gpupool.node.host.native import missing
 
 
 @pytest.fixture
@@ -268,3 +269,17 @@ def test_restart_of_pool_disturbs_no_kernel(monkeypatch: pytest.MonkeyPatch) -> 
                     await becomes(kernel.dead)
 
         asyncio.run(use())
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native parts are not built")
+def test_lazy_kernel_gets_its_slice_when_a_cell_uses_cuda(pool: RealPool) -> None:
+    async def use() -> None:
+        with kernel_on_slices("lazy", {"gpus": {"fraction": 0.5}, "lazy": True}) as name:
+            async with running_kernel(name) as kernel:
+                assert await kernel.run("print(6 * 7)") == "42\n"
+                assert pool.free_permille() == [1000] * len(pool.free_permille())
+                cell = "from cuda.bindings import driver as d; print(int(d.cuInit(0)[0]), d.cuDeviceGetCount()[1])"
+                assert await kernel.run(cell) == "0 1\n"
+                assert 500 in pool.free_permille()
+
+    asyncio.run(use())

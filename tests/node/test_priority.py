@@ -151,6 +151,18 @@ def test_default_process_limit_is_a_share_of_the_machine(monkeypatch: pytest.Mon
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("line", "group"), [("8:pids:/a/b", "a/b"), ("3:cpu,pids:/", ""), ("0::/a", None)])
+def test_moves_are_prepared_by_a_move_to_the_own_group(tmp_path: Path, line: str, group: str | None) -> None:
+    own = tmp_path / "own"
+    own.write_text(f"9:memory:/m\n{line}\n", encoding="utf-8")
+    for folder in ("pids/a/b", "memory/m"):
+        (tmp_path / folder).mkdir(parents=True)
+    cgroups.prepare_moves(tmp_path, own)
+    written = {path.parent.relative_to(tmp_path / "pids") for path in tmp_path.rglob("cgroup.procs")}
+    assert written == (set() if group is None else {Path(group)})
+    cgroups.prepare_moves(tmp_path / "nothing", own)
+
+
 @pytest.fixture
 def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder that looks like the unified hierarchy of a machine to root."""

@@ -39,6 +39,20 @@ def test_missing_program_is_named_and_leaves_nothing(tmp_path: Path, environment
     assert not (tmp_path / ".venv").exists()
 
 
+def test_messages_of_a_build_come_before_its_end(tmp_path: Path) -> None:
+    """Tools write to both streams; the output up to the last sentence contains all of their messages."""
+    (tmp_path / "bin").mkdir()
+    tool = tmp_path / "bin/micromamba"
+    tool.write_text("#!/bin/sh\nfor i in 1 2 3 4 5; do echo out $i; echo err $i >&2; done\n")
+    tool.chmod(0o755)
+    process = run(tmp_path, "conda.yml")
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    process.terminate()
+    lines += process.communicate(timeout=60)[0].splitlines(keepends=True)
+    assert lines[1:3] == ["out 1\n", "err 1\n"]
+
+
 def test_own_environment_of_the_user_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/mine").touch()

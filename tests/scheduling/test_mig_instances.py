@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from scheduling_world import World, world
 
-from gpupool.domain.errors import GpupoolError
+from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import Gpu, GpuRequest
 from gpupool.scheduling.scheduler import NodeChanged
 
@@ -58,3 +59,23 @@ def test_plain_request_is_refused_with_advice_if_all_gpus_have_instances() -> No
     w.scheduler.check_possible(GpuRequest(1, models=("3g.40gb",)))
     with pytest.raises(GpupoolError):
         w.scheduler.check_possible(GpuRequest(1, models=("2g.20gb",)))
+
+
+def test_request_for_missing_profile_says_who_can_create_it() -> None:
+    w = world("a 1xA100", "p1 red 1 model=3g.40gb")
+    cut(w, "a", m3g_40gb=40_000)
+    with pytest.raises(GpupoolError) as refused:
+        w.scheduler.check_possible(GpuRequest(1, models=("1g.10gb",)))
+    assert refused.value.code is ErrorCode.UNKNOWN_MODEL
+    assert "MIG 3g.40gb" in refused.value.hint
+    assert "an administrator can: nvidia-smi mig -cgi PROFILE -C" in refused.value.hint
+    with pytest.raises(GpupoolError) as refused:
+        w.scheduler.check_possible(GpuRequest(1, models=("h100",)))
+    assert "nvidia-smi" not in refused.value.hint
+
+
+def test_why_says_who_can_create_instance_of_missing_profile() -> None:
+    w = world("a 1xA100 mig=3g.40gb", "p1 red 1 model=1g.10gb")
+    found = w.scheduler.explain((WorkloadId("p1"), 0), w.now)
+    assert found is not None
+    assert found.would_help[-1].endswith("an administrator can: nvidia-smi mig -cgi PROFILE -C")

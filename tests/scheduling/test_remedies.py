@@ -126,7 +126,7 @@ def test_first_of_project_sees_which_project_is_before_it() -> None:
         "red quota=1; blue quota=2",
         min_runtime_s=5000,
     )
-    assert "0 ahead of you in red, but blue, which is below its fair share" in why(w).sentence
+    assert "next in red, but blue, which is below its fair share" in why(w).sentence
 
 
 # --- advised requests that fit now really fit

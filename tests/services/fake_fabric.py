@@ -18,7 +18,7 @@ from typing import Any
 
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.gpu import Gpu, GpuShare, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
 from gpupool.domain.protocol.log_records import OUT, RECORD, LogBatch
 from gpupool.domain.work.program.file_tree import FilesSpec
@@ -92,6 +92,7 @@ class FakeAgent:
     looks: list[NodeSample] = field(default_factory=list)
     homes: dict[str, FakeHome] = field(default_factory=dict)
     home_tasks: Counter[str] = field(default_factory=Counter)  # requests by task
+    attach_error: GpupoolError | None = None
     home_error: GpupoolError | None = None  # the answer to changes of homes
     slow_homes: bool = False  # changes of homes stay in progress
     output: dict[str, bytes] = field(default_factory=dict)  # of programs, by key
@@ -228,6 +229,21 @@ class FakeAgent:
         if self.polite or grace_s == 0:
             self.end(key, None, signal.SIGTERM)
 
+    def attach_gpus(self, key: str, epoch: int, shares: Sequence[GpuShare]) -> None:
+        program = self.programs[key]
+        if self.attach_error is not None:
+            raise self.attach_error
+        assert program.spec.lazy
+        if program.running and epoch >= program.spec.gpu_epoch:
+            program.spec = replace(program.spec, gpus=tuple(shares), gpu_epoch=epoch)
+            program.status = replace(program.status, gpu_epoch=epoch)
+
+    def use_cuda(self, key: str) -> None:
+        """Let a lazy program use CUDA for the first time."""
+        program = self.programs[key]
+        program.status = replace(program.status, gpu_wanted_at=self.now())
+        self.tell(program.status)
+
     def notify(self, key: str, notice: dict[str, Any] | None) -> None:
         self.notices[key] = notice
 
@@ -362,6 +378,9 @@ class FakeLink(NodeLink):
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         spec = decode(ProcessSpec, spec.to_dict())
         return await self._agent.answer(lambda: self._agent.start(spec))  # type: ignore[return-value]
+
+    async def attach_gpus(self, key: str, epoch: int, shares: Sequence[GpuShare]) -> None:
+        await self._agent.answer(lambda: self._agent.attach_gpus(key, epoch, shares))
 
     async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
         await self._agent.answer(lambda: self._agent.stop(key, grace_s, notice))

@@ -24,6 +24,7 @@ from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadKind, W
 from gpupool.services.pool import Pool, PoolInfo, PoolServices
 from gpupool.services.ports.adapters import Ports
 from gpupool.services.ports.files import BlobStore, OtherHeads
+from gpupool.services.ports.storage import Storage, StoredFiles
 from gpupool.services.ports.store import ChangeSet, EventFilter
 from gpupool.specs.request import parse_request
 from gpupool.store import SqlStore, open_store
@@ -90,6 +91,16 @@ class FaultyStore(SqlStore):
         await asyncio.Event().wait()
 
 
+class FixedStorage:
+    """Files of the control plane's machine that a test sets."""
+
+    def __init__(self) -> None:
+        self.files: list[StoredFiles] = []
+
+    def read(self) -> Storage:
+        return Storage(tuple(self.files), 30 << 30, 100 << 30)
+
+
 class World:
     """One machine, one database, and the current control plane."""
 
@@ -102,6 +113,7 @@ class World:
         self.request_ids = itertools.count(1)
         self.blobs: BlobStore | None = None  # of the control plane's machine
         self.other_heads: OtherHeads | None = None
+        self.storage = FixedStorage()
         self.pool_id: str | None = None  # id of a new database; None: a random one
         self.pool: Pool | None = None
         self.store: FaultyStore | None = None
@@ -134,6 +146,7 @@ class World:
             asyncio.sleep,
             blobs=self.blobs,
             other_heads=self.other_heads,
+            storage=self.storage,
         )
         info = PoolInfo("0", self.store.pool_id, "user", self.clock.at, "", None, 0)
         self.pool = Pool(ports, info)
@@ -272,6 +285,7 @@ class World:
         used: dict[int, Any] = {}
         for program in self.agent.running():
             assert program.spec.epoch in held, f"{program.spec.key} runs on a lease that is released"
+            assert program.spec.gpu_epoch in held | {0}, f"{program.spec.key} has GPUs of a lease that is released"
             used[program.spec.epoch] = program.spec.gpus
         real = Counter[str]()
         for gpus in used.values():
@@ -288,7 +302,7 @@ class World:
         assert {lease.epoch: lease for lease in stored.leases} == mirror.leases
         rows = {(r.workload, r.index): r for r in stored.replicas if r.workload in mirror.workloads}
         assert rows == {(r.workload, r.index): r for many in mirror.replicas.values() for r in many.values()}
-        holders = {r.lease for r in rows.values() if r.state.placed}
+        holders = {epoch for r in rows.values() if r.state.placed for epoch in r.leases}
         assert set(mirror.leases) == holders, "a lease without a holder, or a holder without a lease"
         for row in rows.values():
             if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from pool_world import ADMIN, ANN, BOB, World, refused
 from gpupool.domain.errors import ErrorCode
 from gpupool.domain.events import Reason
 from gpupool.domain.units import MAX_DURATION_S
-from gpupool.domain.work.workload import Workload, WorkloadState
+from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadState
 from gpupool.services.workloads import submission
+from gpupool.specs.request import parse_request
 
 RUNNING, STOPPING = WorkloadState.RUNNING, WorkloadState.STOPPING
 SUCCEEDED, STOPPED = WorkloadState.SUCCEEDED, WorkloadState.STOPPED
@@ -44,6 +46,26 @@ def test_programs_share_a_lease_in_sequence_and_in_parallel(world: World) -> Non
         assert row.reason is Reason.LEASE_ENDED
         assert await world.state(lease.id) is SUCCEEDED
         await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_program_waits_for_the_start_of_the_workload_whose_gpus_it_uses(world: World) -> None:
+    """A workload is shown as running as soon as it has its place."""
+
+    async def story() -> None:
+        world.agent.losses += ["before"] * 1_000_000  # the node receives nothing
+        request = parse_request({"kind": "interactive", "command": ["sh"]})
+        host, _ = await world.services.workloads.submit(ANN, request)
+        await asyncio.sleep(0.05)
+        assert world.now.engine.mirror.replicas[host.id][0].state is ReplicaState.STARTING
+        assert await world.state(host.id) is RUNNING
+        program = asyncio.create_task(run_on(world, host))
+        await asyncio.sleep(0.05)
+        assert not program.done()
+        world.agent.losses.clear()
+        await world.pass_time(5)
+        assert world.is_running(await program)
 
     world.do(story())
 

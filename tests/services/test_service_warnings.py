@@ -227,7 +227,8 @@ def test_oldest_warnings_are_dropped_if_server_stays_down() -> None:
 def warned(**changes: Any) -> HolderWarning:
     kind = changes.pop("kind", WarningKind.LEASE)
     at = changes.pop("at", BEGIN)
-    return HolderWarning(kind, at, "ann", "vision", "w0000000001", "train", 0, "it ends & so", BEGIN + 60, **changes)
+    values = {"index": 0, "message": "it ends & so", "deadline": BEGIN + 60} | changes
+    return HolderWarning(kind, at, "ann", "vision", "w0000000001", "train", **values)
 
 
 def test_webhook_is_signed_and_chat_text_is_escaped() -> None:
@@ -244,6 +245,8 @@ def test_mail_names_time_and_advice() -> None:
     text = letter("ann@example.org", [warned()], UTC).text
     assert "(at 2027-01-15 08:01:00 UTC)" in text
     assert "gpupool extend train" in text
+    text = letter("ann@example.org", [warned(kind=WarningKind.TIME, index=3)], UTC).text
+    assert "gpupool logs train/3\n" in text
 
 
 def test_only_administrators_change_settings_and_secrets_are_kept(world: World) -> None:

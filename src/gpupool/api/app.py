@@ -15,7 +15,7 @@ from gpupool import __version__
 from gpupool.api import asyncapi, errors, openapi
 from gpupool.api.deps import check_query
 from gpupool.api.login_limit import FailedAttempts
-from gpupool.api.middleware import BodyLimit, HeadRequests, InternalErrors, RequestLimit
+from gpupool.api.middleware import METHODS, BodyLimit, HeadRequests, InternalErrors, OptionsRequests, RequestLimit
 from gpupool.api.prometheus import Exposition
 from gpupool.api.routes import pool, telemetry
 from gpupool.api.routes.nodes import joining, nodes, reservations
@@ -56,7 +56,6 @@ ROUTERS = (
     usage.router,
 )
 RETRY_AFTER_S = "1"  # handlers of a standby
-METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 HeadsFor = Callable[[str, str], Awaitable[Sequence[Head]]]  # by the name and the secret of a node
 
@@ -84,6 +83,7 @@ def create_app(services: PoolServices) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(check_query)])
     app.add_api_route("/v1/asyncapi.json", get_asyncapi, include_in_schema=False)
+    app.add_middleware(OptionsRequests)
     app.add_middleware(BodyLimit)
     app.add_middleware(InternalErrors)
     app.add_middleware(RequestLimit)
@@ -135,7 +135,7 @@ def create_waiting_app(
         app.add_middleware(BodyLimit)
         app.add_middleware(InternalErrors)
 
-    @app.api_route("/{path:path}", methods=METHODS, include_in_schema=False)
+    @app.api_route("/{path:path}", methods=[*METHODS, "HEAD", "OPTIONS"], include_in_schema=False)
     async def refuse(request: Request, path: str) -> Response:
         del request, path
         return errors.error_response(refusal(), headers={"retry-after": RETRY_AFTER_S})

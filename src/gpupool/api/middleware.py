@@ -1,4 +1,4 @@
-"""ASGI middleware for all requests: the limits on bodies and on the request rate, and answers to unexpected errors."""
+"""ASGI middleware for all requests: limits on bodies and rates, the methods HEAD and OPTIONS, unexpected errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -22,6 +24,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 UNCHECKED_BODY_BYTES = 64 * 1024  # larger bodies are read only after their credential was checked
 STATIC_COST = 0.1  # cost of a file of the dashboard; a page has many, and they are cheap
 REFUSAL_DELAY_S = 0.5  # slows down clients that retry at once
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")  # that routes declare
 _EXEMPT = ("/v1/members/", "/v1/join")  # for requests of nodes of the cluster, which copy whole folders
 _DRAIN_BYTES = 64 * 1024 * 1024  # bytes that are read and dropped, so that a client that still sends gets the answer
 
@@ -202,3 +205,37 @@ class HeadRequests:
                 await send({"type": "http.response.body", "body": b""})  # the next receive() reports a disconnection
 
         await self.app({**scope, "method": "GET"}, receive, without_body)
+
+
+class OptionsRequests:
+    """Answers OPTIONS with the methods of the path, and completes ``Allow`` of refused methods.
+
+    There are no CORS headers: pages of other origins get no access.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request (ASGI entry point)."""
+        if scope["type"] != "http" or scope["method"] in {"GET", "HEAD"}:
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] == "OPTIONS" and (allowed := _allowed_methods(scope)):
+            await Response(status_code=204, headers={"allow": allowed})(scope, receive, send)
+            return
+
+        async def with_all_methods(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 405:
+                kept = [(name, value) for name, value in message["headers"] if name.lower() != b"allow"]
+                message = {**message, "headers": [*kept, (b"allow", _allowed_methods(scope).encode())]}
+            await send(message)
+
+        await self.app(scope, receive, with_all_methods)
+
+
+def _allowed_methods(scope: Scope) -> str:
+    """Return the value of ``Allow`` for the path of a request; empty if the path does not exist."""
+    routes = scope["app"].routes
+    found = [m for m in METHODS if any(one.matches({**scope, "method": m})[0] is Match.FULL for one in routes)]
+    return ", ".join([*found, *(["HEAD"] if "GET" in found else []), "OPTIONS"]) if found else ""

@@ -34,6 +34,18 @@ _TAGS = [
     {"name": "dashboard", "description": "One-time links to the dashboard, and its sessions."},
 ]
 
+_SERVERS: list[dict[str, Any]] = [
+    {"url": "/", "description": "The pool that returned this document."},
+    {
+        "url": "https://{head}:{port}",
+        "description": "A pool that listens on the network.",
+        "variables": {
+            "head": {"default": "localhost", "description": "Name or address of the head."},
+            "port": {"default": "8443"},
+        },
+    },
+]
+
 _ERRORS = {
     400: "The request is not valid; the message names the field.",
     401: "No valid credentials.",
@@ -72,6 +84,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             "Over the network: TLS and a bearer token.",
             routes=app.routes,
             tags=_TAGS,
+            servers=_SERVERS,
         )
         _add_errors(document)
         _add_security(document)

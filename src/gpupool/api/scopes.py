@@ -135,6 +135,7 @@ _FULL = (
     "PATCH /v1/policy",
     "GET /v1/backups",
     "PATCH /v1/backups",
+    "GET /v1/storage",
     "PATCH /v1/usage/rates",
     "PATCH /v1/warnings",
     "POST /v1/warnings/test",

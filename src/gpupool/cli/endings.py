@@ -29,6 +29,13 @@ def ending_of(detail: Detail, index: int) -> Detail | None:
     return found
 
 
+def decisive_replica(detail: Detail) -> str:
+    """Return the name of the replica that decided the end, as in ``sweep/3``; ``train`` if it is the only one."""
+    if detail.get("completions", 1) == 1:
+        return str(detail["name"])
+    return f"{detail['name']}/{(detail.get('ending') or {}).get('index', 0)}"
+
+
 def attempt_text(retrying: Detail, now: float) -> str:
     """Return ``attempt 3 of 7, next in 16s``."""
     left = retrying["next_at"] - now

@@ -6,10 +6,12 @@ included, goes to the Typer program in ``app``.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
 EXIT_USAGE = 2
+GC_THRESHOLD = 100_000  # new objects between collections: a long list has that many, and none of them is garbage
 PRIORITY_COMMANDS = frozenset({"ps", "stop", "down", "status", "nodes", "why", "describe", "cordon", "drain"})
 COMPLETE_VARIABLE = "_GPUPOOL_COMPLETE"
 
@@ -73,6 +75,7 @@ def _exit_now(status: int) -> None:
 
 
 def _full(argv: list[str]) -> int:
+    gc.set_threshold(GC_THRESHOLD)
     from gpupool.cli.index import known_name, overview, resolve_alias
 
     if not argv or argv[0] in {"-h", "--help", "help"}:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gpupool.cli.browser import open_browser, page_that_opens
+from gpupool.cli.endings import decisive_replica
 from gpupool.cli.fast.launch import FINAL, Launcher, replica_of
 from gpupool.cli.output import notify, show
 from gpupool.cli.terminal import STDERR, is_terminal, write_stderr
@@ -46,7 +47,7 @@ class EndedEarlyError(GpupoolError):
         super().__init__(
             ErrorCode.WRONG_STATE,
             f"{detail['name']} ended before it listened on {target}: {describe_end(detail)}.",
-            f"See 'gpupool logs {detail['name']}'.",
+            f"See 'gpupool logs {decisive_replica(detail)}'.",
         )
         self.output = output
 

@@ -48,6 +48,7 @@ from gpupool.daemon.oidc_file import read_provider
 from gpupool.daemon.pool_identity import Decided, read_identity, settle
 from gpupool.daemon.process.garbage_collection import pause_full_collections, run_full_collections
 from gpupool.daemon.process.phases import StartPhase, enter_phase
+from gpupool.daemon.storage import FolderStorage
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.protocol.fencing import Leadership, SoleLeadership
 from gpupool.domain.work.time_windows import read_zone
@@ -256,6 +257,7 @@ def _ports(config: PoolConfig, store: SqlStore, lead: Leadership) -> Ports:
         blobs=StoredBlobs(Path(config.state_dir) / FILES_DIR),
         authority=_authority(config),
         gateway=GatewayLink(config),
+        storage=FolderStorage(config),
         other_heads=HeadsOfFolder(secrets_dir(config)) if config.role is MachineRole.HEAD else None,
     )
 

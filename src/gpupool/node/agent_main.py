@@ -46,6 +46,7 @@ SAMPLE_INTERVAL_S = 5.0
 REPORT_INTERVAL_S = 30.0  # activity is reported at most this often per program
 PRUNE_INTERVAL_S = 3600.0
 LINGER_INTERVAL_S = 1.0
+LAZY_INTERVAL_S = 0.2
 MAX_LOG_AGE_S = 14 * 86400.0
 MAX_LOG_BYTES = 5 << 30
 
@@ -121,6 +122,13 @@ async def end_lingering_forever(agent: Agent) -> None:
         agent.end_lingering(time.time())
 
 
+async def report_lazy_forever(agent: Agent) -> None:
+    """Report the lazy programs that wait for GPUs."""
+    while True:
+        await asyncio.sleep(LAZY_INTERVAL_S)
+        agent.report_lazy()
+
+
 async def prune_forever(agent: Agent) -> None:
     """Delete logs of forgotten programs, by age and by total size."""
     while True:
@@ -187,7 +195,13 @@ async def _run(options: argparse.Namespace) -> int:
     looks = agent.sampler.run(agent.started_programs, agent.sharing)
     chores = [
         asyncio.create_task(work)
-        for work in (ActivitySampler(agent).run(), prune_forever(agent), end_lingering_forever(agent), looks)
+        for work in (
+            ActivitySampler(agent).run(),
+            prune_forever(agent),
+            end_lingering_forever(agent),
+            report_lazy_forever(agent),
+            looks,
+        )
     ]
     log_event("agent ready", pid=os.getpid(), name=options.name, programs=len(agent.entries))
     await stopped.wait()

@@ -80,6 +80,20 @@ class Counting(Protocol):
         """Return the counts by program key, then by GPU UUID."""
 
 
+@runtime_checkable
+class Attaching(Protocol):
+    """A sharing mode whose programs can start without GPUs and get them while they run (lazy programs)."""
+
+    def attach(self, program: NodeProgram) -> None:
+        """Give the GPUs of the program's spec to its lease; repetitions change nothing.
+
+        Raises OSError, or ``GpupoolError`` if that is not possible.
+        """
+
+    def wanted_at(self, program: NodeProgram) -> float | None:
+        """Return when a program of its lease first used CUDA, in seconds since the epoch; None: not yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharingHost:
     """The node, as a sharing mode sees it.

@@ -8,6 +8,7 @@ continue.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gc
 import os
@@ -81,6 +82,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # keys of a terminal are for the agent; we end when it ends
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the shepherds
+    codecs.lookup("ascii")  # else each shepherd would load it
     gc.collect()
     gc.freeze()
     serve(control)

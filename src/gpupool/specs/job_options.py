@@ -232,6 +232,7 @@ PROGRAM_OPTIONS = (
         PROGRAM,
         "SIGNAL",
     ),
+    JobField("lazy", "--lazy", FLAG, "Hold no GPU until the program first uses CUDA.", PROGRAM),
     JobField("on_preempt", "--on-preempt", TEXT, "On preemption, signal (default) or kill at once.", PROGRAM, "WHAT"),
     JobField(
         "checkpoint", "--checkpoint", TEXT, "Declare its checkpoint interval: 30m; default: never.", PROGRAM, "TIME"

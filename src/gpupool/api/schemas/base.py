@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -23,10 +24,11 @@ class View(BaseModel):
     @classmethod
     def unchecked(cls, source: object, **others: Any) -> Self:
         """Return the same view without validation, for values that already have the types of the fields."""
-        values = {name: others[name] if name in others else getattr(source, name) for name in cls.model_fields}
+        names, seen = _field_names(cls)
+        values = {name: others[name] if name in others else getattr(source, name) for name in names}
         view = cls.__new__(cls)  # as model_construct, which looks for aliases and defaults in every view
         object.__setattr__(view, "__dict__", values)
-        object.__setattr__(view, "__pydantic_fields_set__", set(values))
+        object.__setattr__(view, "__pydantic_fields_set__", seen)  # the same for all: views do not change
         object.__setattr__(view, "__pydantic_extra__", None)
         object.__setattr__(view, "__pydantic_private__", None)
         return view
@@ -34,6 +36,13 @@ class View(BaseModel):
     @classmethod
     def _values(cls, source: object, others: dict[str, Any]) -> dict[str, Any]:
         return {name: getattr(source, name) for name in cls.model_fields if name not in others} | others
+
+
+@lru_cache(maxsize=256)
+def _field_names(model: type[BaseModel]) -> tuple[tuple[str, ...], set[str]]:
+    """Return the names of a model's fields in their order, and as a set."""
+    names = tuple(model.model_fields)
+    return names, set(names)
 
 
 class PageView(View):

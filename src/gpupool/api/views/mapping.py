@@ -28,6 +28,7 @@ from gpupool.api.schemas.work.workloads import (
     RoleView,
     ShareView,
     WorkloadDetail,
+    WorkloadSummary,
     WorkloadView,
 )
 from gpupool.distributed.outcome import exit_status, rank_of
@@ -39,7 +40,16 @@ from gpupool.domain.protocol.log_records import LogChunk
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.ending import Ending, ending_of, replica_ending, retrying
 from gpupool.domain.work.lifecycle import unsaved_s
-from gpupool.domain.work.workload import GangRole, GpuLease, Program, Replica, Workload, WorkloadKind
+from gpupool.domain.work.workload import (
+    GangRole,
+    GpuLease,
+    Program,
+    Replica,
+    ReplicaState,
+    Workload,
+    WorkloadKind,
+    holder_index,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +146,15 @@ def _counts_view(counts: tuple[tuple[str, int], ...]) -> ReplicaCounts:
     return ReplicaCounts(**dict(counts))
 
 
+def workload_summary(workload: Workload, replicas: Sequence[Replica], private: bool) -> WorkloadSummary:
+    """Return the fields of a list; ``private``: the caller may see the command."""
+    return WorkloadSummary.unchecked(workload, **_summary_fields(workload, replicas, private))
+
+
 def workload_view(
     workload: Workload, replicas: Sequence[Replica], leases: Sequence[GpuLease], shown: Shown
 ) -> WorkloadView:
-    """Return one line of a listing."""
+    """Return all fields of a listing."""
     return WorkloadView.unchecked(workload, **_workload_fields(workload, replicas, leases, shown))
 
 
@@ -148,7 +163,8 @@ def workload_detail(
 ) -> WorkloadDetail:
     """Return all data of a workload; ``replicas`` are all of it, and at most 1000 from ``replicas_from`` are shown."""
     page = [r for r in replicas if r.index >= replicas_from][:MAX_REPLICAS_SHOWN]
-    held = {(lease.index, lease.attempt): lease for lease in leases if lease.released_at is None}
+    unreleased = [lease for lease in leases if lease.released_at is None]
+    held = {(holder_index(lease.index), lease.attempt): lease for lease in unreleased}
     return WorkloadDetail.unchecked(
         workload,
         **_workload_fields(workload, replicas, leases, shown),
@@ -164,28 +180,35 @@ def workload_detail(
     )
 
 
+def _summary_fields(workload: Workload, replicas: Sequence[Replica], private: bool) -> dict[str, Any]:
+    """Return the values of ``WorkloadSummary`` that are not attributes of the workload; they need no validation."""
+    return {
+        "gpus": gpu_request_view(workload.gpus, workload.compute),
+        "counts": counts_view(replicas),
+        "command": list(workload.program.argv) if private else None,
+        "reason": _reason_view(workload, replicas),
+        "ending": _ending_view(ending_of(workload, replicas)),
+        "retrying": _retrying_view(workload, replicas),
+        "node": replicas[0].node if workload.completions == 1 and replicas else None,
+        "lazy": _lazy_state(replicas[0]) if workload.limits.lazy and replicas else None,
+    }
+
+
 def _workload_fields(
     workload: Workload, replicas: Sequence[Replica], leases: Sequence[GpuLease], shown: Shown
 ) -> dict[str, Any]:
     """Return the values of ``WorkloadView`` that are not attributes of the workload; they need no validation."""
     only = replicas[0] if workload.completions == 1 and replicas else None
     program, limits = workload.program, workload.limits
-    return {
-        "gpus": gpu_request_view(workload.gpus, workload.compute),
+    return _summary_fields(workload, replicas, shown.private) | {
         "sharing": sharing_of(workload, replicas, leases)[0],
-        "counts": counts_view(replicas),
-        "command": list(program.argv) if shown.private else None,
         "workdir": program.cwd if shown.private else None,
         "workspace": program.workspace or None,
         "mail": (workload.mail or None) if shown.private else None,
         "git": (program.git or None) if shown.private else None,
         "image": program.container.image if shown.private and program.container is not None else None,
         "volumes": _volumes(program) if shown.private else None,
-        "reason": _reason_view(workload, replicas),
-        "ending": _ending_view(ending_of(workload, replicas)),
-        "retrying": _retrying_view(workload, replicas),
         "exit_status": only.exit_status if only else exit_status(workload, replicas),
-        "node": only.node if only else None,
         "gpu_uuids": sorted({s.gpu_uuid for lease in leases if lease.released_at is None for s in lease.shares}),
         "stop_reason": workload.stop_reason.value if workload.stop_reason else None,
         "cpus": limits.cpus,
@@ -195,6 +218,14 @@ def _workload_fields(
         "wait_s": limits.wait_s,
         "gang": _gang_view(workload),
     }
+
+
+def _lazy_state(replica: Replica) -> Literal["unused", "waiting", "held"] | None:
+    if replica.state is not ReplicaState.RUNNING:
+        return None
+    if replica.waits_for_gpus:
+        return "waiting"
+    return "unused" if replica.gpu_lease is None else "held"
 
 
 def _volumes(program: Program) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupool.api.schemas.nodes.nodes import GpuView, HeadAddressView, NodeView, PoolHeadView, PoolView
-from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadView
+from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadSummary, WorkloadView
 from gpupool.api.views import mapping
 from gpupool.api.views.mapping import HeldShare, Shown
 from gpupool.domain.errors import GpupoolError
@@ -30,8 +30,14 @@ class Viewer:
     local: bool
 
 
+async def workload_summary(services: PoolServices, viewer: Viewer, workload: Workload) -> WorkloadSummary:
+    """Return the fields of a list."""
+    replicas = await services.workloads.replicas_of(workload)
+    return mapping.workload_summary(workload, replicas, services.workloads.can_see(viewer.actor, workload))
+
+
 async def workload_view(services: PoolServices, viewer: Viewer, workload: Workload) -> WorkloadView:
-    """Return one line of a listing."""
+    """Return all fields of a listing."""
     replicas, leases = await _parts(services, workload)
     private = services.workloads.can_see(viewer.actor, workload)
     return mapping.workload_view(workload, replicas, leases, Shown(private))

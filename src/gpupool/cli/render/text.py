@@ -108,11 +108,14 @@ def table(
     On a narrow terminal the ``optional`` columns, in this order, are left out until the last one has room. They come
     after ``state``.
     """
-    cells = [[clean(cell) for cell in row] for row in rows]
+    cells, plain = _cells(rows)
     if optional and style.columns is not None:
         kept = _fitting(headers, cells, style.columns, optional)
         headers, cells = [headers[i] for i in kept], [[row[i] for i in kept] for row in cells]
-    widths = _widths(headers, cells)
+    widths = _widths(headers, cells, plain=plain)
+    if plain and style == Style():
+        pad = GAP.join(f"%-{width}s" for width in widths)  # ten thousand rows at once
+        return [(pad % tuple(row)).rstrip() for row in (headers, *cells)]
     if style.columns is not None:
         used = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
         widths[-1] = max(min(widths[-1], style.columns - used), MIN_FLEXIBLE)
@@ -128,9 +131,23 @@ def table(
     return lines
 
 
-def _widths(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> list[int]:
-    """Return the width of each column."""
-    return [max(map(width_of, column)) for column in zip(headers, *cells, strict=True)]
+def _cells(rows: Iterable[Sequence[object]]) -> tuple[list[list[str]], bool]:
+    """Return all cells as clean text; the flag is True if all are printable ASCII."""
+    cells, plain = [], True
+    for row in rows:
+        texts = [cell if isinstance(cell, str) else str(cell) for cell in row]
+        together = "".join(texts)
+        if not together.isprintable():
+            texts = [clean(text) for text in texts]
+            together = "".join(texts)
+        plain = plain and together.isascii()
+        cells.append(texts)
+    return cells, plain
+
+
+def _widths(headers: Sequence[str], cells: Sequence[Sequence[str]], *, plain: bool = False) -> list[int]:
+    """Return the width of each column; ``plain``: all is ASCII."""
+    return [max(map(len if plain else width_of, column)) for column in zip(headers, *cells, strict=True)]
 
 
 def _fitting(

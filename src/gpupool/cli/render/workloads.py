@@ -15,6 +15,7 @@ Json = dict[str, Any]
 
 HEADERS = ("NAME", "STATE", "KIND", "PROJECT", "USER", "GPUS", "REPLICAS", "NODE", "AGE", "ID", "ABOUT")
 _LESS_IMPORTANT = tuple(map(HEADERS.index, ("KIND", "ID", "REPLICAS", "PROJECT", "NODE", "USER", "AGE")))
+_LAZY = {"unused": "holds no GPU until it uses CUDA", "waiting": "waiting for a GPU"}
 MIN_SHOWN_LOSS_S = 36.0  # a hundredth of a GPU hour
 REPLICA_HEADERS = ("INDEX", "STATE", "ATTEMPT", "NODE", "GPUS", "EXIT", "STARTED", "RAN", "ABOUT")
 
@@ -49,6 +50,8 @@ def about(w: Json, now: float) -> str:
         return str(reason)
     if w["state"] in {"failed", "stopped"} and w.get("ending"):
         return ending_lines(w["ending"])[0]
+    if w.get("lazy") in _LAZY and w["state"] == "running":
+        return _LAZY[w["lazy"]]
     if w["expires_at"] is not None and w["state"] == "running":
         return f"until {clock(w['expires_at'])} ({format_duration(w['expires_at'] - now)} left)"
     return command_text(w)
@@ -121,6 +124,7 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Gang", _gang_text(w.get("gang"))),
         ("Framework", _framework_text(w)),
         ("GPUs", gpus_text(w["gpus"]) if w["on"] is None else f"shared with {w['on']}"),
+        ("Lazy", _lazy_text(w)),
         ("Sharing", f"{w['sharing']}: {w['guarantees']}" if w["gpus"]["count"] or w.get("roles") else ""),
         ("Replicas", replicas_text(w) if w["completions"] > 1 else ""),
         ("Command", command_text(w)),
@@ -141,6 +145,12 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("After", ", ".join(map(_dependency, w["after"]))),
         ("Labels", ", ".join(f"{key}={value}" for key, value in w["labels"].items())),
     ]
+
+
+def _lazy_text(w: Json) -> str:
+    if not w["limits"].get("lazy"):
+        return ""
+    return _LAZY.get(w.get("lazy") or "", "it gets its GPUs at its first use of CUDA")
 
 
 def _restart_text(retry: Json) -> str:

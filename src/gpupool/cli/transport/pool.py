@@ -74,7 +74,13 @@ class PoolClient:
         cursor = None
         while limit is None or len(found) < limit:
             wanted = PAGE if limit is None else min(PAGE, limit - len(found))
-            page = self.get("workloads", {**query, "limit": wanted, "cursor": cursor})
+            try:
+                page = self.get("workloads", {**query, "limit": wanted, "cursor": cursor})
+            except GpupoolError as error:
+                if not query.get("summary") or "'summary'" not in error.message:
+                    raise
+                query = {**query, "summary": None}  # the pool is older and sends all fields
+                continue
             found += page["workloads"]
             cursor = page["next_cursor"]
             if not cursor:

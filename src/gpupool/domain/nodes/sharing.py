@@ -45,6 +45,7 @@ class SharingTraits:
     single_gpu: bool = False  # a program has one GPU, or a part of one
     single_user: bool = False  # all programs on a GPU are of one user
     enforced: bool = True
+    attaches_later: bool = False  # a program can start without GPUs and get them when it uses CUDA
     summary: str = ""
     vgpu_mode: str = ""
 
@@ -60,6 +61,7 @@ TRAITS: Mapping[str, SharingTraits] = {
             ComputePolicy.CAP: "never more than its share of compute time",
             ComputePolicy.NONE: "compute time is not divided: the hardware shares it",
         },
+        attaches_later=True,
         summary="memory and time limits enforced",
         vgpu_mode="hami-core",
     ),
@@ -97,6 +99,7 @@ def traits_of(mode: str) -> SharingTraits:
 PART_MODES = tuple(mode for mode in Sharing if TRAITS[mode].supports_parts)
 WHOLE_MODES = tuple(mode for mode in Sharing if not TRAITS[mode].supports_parts)
 POLICIES = tuple(mode for mode in Sharing if not TRAITS[mode].partitioned)  # what an administrator may set for GPUs
+LAZY_MODE = next(mode for mode in PART_MODES if TRAITS[mode].attaches_later)
 UNENFORCED = next(mode for mode in PART_MODES if not TRAITS[mode].enforced)  # where a node can enforce nothing
 
 

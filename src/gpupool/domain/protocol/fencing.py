@@ -18,7 +18,19 @@ MAX_CLOCK_RATIO = 1.01 / 0.99  # one clock may be 1 % slow while the other is 1 
 # Requests that change what happens on a node. Only the leader may send them.
 END = "end"  # a user's stop: it causes no second attempt, so it needs only the newest term, not a proof of leadership
 COMMANDS = frozenset(
-    {END, "start", "stop", "notify", "signal", "forget", "reserve_ports", "blob_put", "tree_make", "home_task"}
+    {
+        END,
+        "start",
+        "attach_gpus",
+        "stop",
+        "notify",
+        "signal",
+        "forget",
+        "reserve_ports",
+        "blob_put",
+        "tree_make",
+        "home_task",
+    }
 )
 PING = "ping"
 

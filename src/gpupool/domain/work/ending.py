@@ -68,9 +68,9 @@ _BY_PROGRAM = frozenset(
     }
 )
 _REMEDIES = {
-    Reason.EXITED: "see its output: gpupool logs {name}",
-    Reason.BACKOFF_EXHAUSTED: "see its output: gpupool logs {name}",
-    Reason.REPEATED_FAILURE: "see its output: gpupool logs {name}; --backoff-limit N tries it again in any case",
+    Reason.EXITED: "see its output: gpupool logs {replica}",
+    Reason.BACKOFF_EXHAUSTED: "see its output: gpupool logs {replica}",
+    Reason.REPEATED_FAILURE: "see its output: gpupool logs {replica}; --backoff-limit N tries it again in any case",
     Reason.START_FAILED: "check its command, folder and permissions: gpupool describe {name}",
     Reason.IMAGE_FAILED: "check the name {image} and the access to its registry; see also gpupool image list",
     Reason.ENVIRONMENT_FAILED: "correct the lock file, or set index and proxy with -e UV_... or PIP_...",
@@ -116,7 +116,7 @@ def replica_ending(workload: Workload, replica: Replica) -> Ending | None:
         _sentence(workload, replica),
         _decided_by(replica.reason),
         replica.ended_by,
-        _remedy(workload, replica.reason) if failed else "",
+        _remedy(workload, replica) if failed else "",
         replica.exit_status,
         replica.index,
     )
@@ -147,10 +147,12 @@ def _decided_by(reason: Reason) -> DecidedBy:
     return DecidedBy.CLIENT if reason is Reason.CLIENT_GONE else DecidedBy.POOL
 
 
-def _remedy(workload: Workload, reason: Reason) -> str:
+def _remedy(workload: Workload, replica: Replica) -> str:
     container, limit = workload.program.container, workload.limits.memory_mib
     image = "" if container is None else container.image
-    remedy = _REMEDIES.get(reason, "").format(name=workload.name, image=image)
-    if reason is Reason.MEMORY_LIMIT and limit is not None:
+    name = workload.name
+    whose = f"{name}/{replica.index}" if workload.completions > 1 else name
+    remedy = _REMEDIES.get(replica.reason, "").format(name=name, replica=whose, image=image)
+    if replica.reason is Reason.MEMORY_LIMIT and limit is not None:
         remedy += f" (it had {format_mib(limit)})"
     return remedy

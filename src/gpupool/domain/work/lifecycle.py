@@ -103,7 +103,14 @@ class NotifyProgram:
     notice: dict[str, Any] | None
 
 
-Effect = StartProgram | StopProgram | ForgetProgram | NotifyProgram
+@dataclass(frozen=True, slots=True)
+class AttachGpus:
+    """Tell the node to give the GPUs of the replica's GPU lease to the lazy program that waits for them."""
+
+    replica: Replica
+
+
+Effect = StartProgram | StopProgram | ForgetProgram | NotifyProgram | AttachGpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +145,30 @@ def grant_lease(workload: Workload, replica: Replica, epoch: Epoch, node: str, n
         notes=(),
         sharing="",
         guarantee="",
+        gpu_wanted_at=None,
+        gpu_lease=None,
     )
-    got = "GPUs" if workload.gpus_of(replica.index).count else "a place"
+    got = "GPUs" if workload.gpus_of(replica.index).count and not workload.limits.lazy else "a place"
     event = _event(after, now, Reason.GRANTED, f"got {got} on {node}")
     return Transition(after, (event,), () if bare else (StartProgram(after),))
+
+
+def want_gpus(workload: Workload, replica: Replica, at: float) -> Transition:
+    """Apply the report that the program of a lazy replica uses CUDA: from now on it waits for its GPUs."""
+    if not workload.limits.lazy or replica.state is not ReplicaState.RUNNING or replica.gpu_wanted_at is not None:
+        return Transition(replica)
+    after = replace(replica, gpu_wanted_at=at)
+    return Transition(after, (_event(after, at, Reason.GPUS_WANTED, "its program uses CUDA: it waits for GPUs"),))
+
+
+def grant_gpus(workload: Workload, replica: Replica, epoch: Epoch, now: float) -> Transition:
+    """Apply the grant of the GPUs that a lazy replica waits for."""
+    if not workload.limits.lazy or not replica.waits_for_gpus:
+        return Transition(replica)
+    after = replace(replica, gpu_lease=epoch, last_active_at=now, idle_warned=False)
+    waited = format_duration(now - (replica.gpu_wanted_at or now))
+    event = _event(after, now, Reason.GRANTED, f"got GPUs on {replica.node}, {waited} after its first use of CUDA")
+    return Transition(after, (event,), (AttachGpus(after),))
 
 
 def mark_started(replica: Replica, status: ProcessStatus, now: float) -> Transition:
@@ -399,6 +426,8 @@ def _queue_again(
         replica,
         state=ReplicaState.PENDING,
         lease=None,
+        gpu_lease=None,
+        gpu_wanted_at=None,
         next_reason=None,
         reason=reason,
         message=sentence,
@@ -417,6 +446,8 @@ def _finish(
         replica,
         state=state,
         lease=None,
+        gpu_lease=None,
+        gpu_wanted_at=None,
         next_reason=None,
         reason=reason,
         message=sentence,

@@ -139,7 +139,8 @@ class Limits:
 
     ``ttl_s``: this long after its end it is deleted with its output. ``notice_signal``: see
     ``supervision.ProcessSpec``. ``on_preempt``: whether it is killed at once instead. ``checkpoint_s``: how often the
-    program saves its state (0: on preemption); None: not declared.
+    program saves its state (0: on preemption); None: not declared. ``lazy``: it starts without GPUs, and gets them on
+    its node when its program first uses CUDA.
     """
 
     wait_s: float | None = None  # longest time in the queue; 0: start now or fail
@@ -154,6 +155,7 @@ class Limits:
     checkpoint_s: float | None = None
     begin_s: float | None = None  # earliest start after the submission
     on_preempt: OnPreempt = OnPreempt.SIGNAL
+    lazy: bool = False
 
     @property
     def preemption_grace_s(self) -> float:
@@ -341,7 +343,9 @@ class Replica:
     checkpoint and ``step`` the number that it has reached, as reported by the program in this or an earlier attempt.
     ``lost_gpu_s`` are the GPU seconds of work that its attempts lost because the pool or a failed node ended them.
     ``ended_by`` is the user who stopped it (empty: no user did). ``same_failures`` counts the immediate failures in a
-    row with the exit status ``failed_status``. ``metrics`` are values that the program reported last, by name.
+    row with the exit status ``failed_status``. ``metrics`` are values that the program reported last, by name. A lazy
+    replica holds two leases: ``lease`` has its place on the node, and ``gpu_lease`` its GPUs, once they are granted.
+    ``gpu_wanted_at`` is when its program first used CUDA in this attempt (None: not yet).
     """
 
     workload: WorkloadId
@@ -373,12 +377,33 @@ class Replica:
     same_failures: int = 0
     failed_status: int | None = None
     metrics: tuple[tuple[str, float], ...] = ()
+    gpu_wanted_at: float | None = None
+    gpu_lease: Epoch | None = None
     version: int = 0
 
     @property
     def key(self) -> AttemptKey:
         """Return the key of its present attempt on the node."""
         return attempt_key(self.workload, self.index, self.attempt)
+
+    @property
+    def leases(self) -> frozenset[Epoch]:
+        """Return the epochs of the leases that it uses."""
+        return frozenset(epoch for epoch in (self.lease, self.gpu_lease) if epoch is not None)
+
+    @property
+    def waits_for_gpus(self) -> bool:
+        """Return whether its program runs and waits for GPUs, because it is lazy and has used CUDA."""
+        running = self.state is ReplicaState.RUNNING
+        return running and self.gpu_wanted_at is not None and self.gpu_lease is None
+
+
+LAZY_GPUS = -1  # in place of a replica's index: the GPUs of a lazy workload, which has the only index 0
+
+
+def holder_index(index: int) -> int:
+    """Return the index of the replica for that of a lease or a request of GPUs, which may be ``LAZY_GPUS``."""
+    return 0 if index == LAZY_GPUS else index
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +415,7 @@ class GpuLease:
     after the node has confirmed that no process is left. ``sharing`` is the mode of the shares; empty: the node's own.
     ``fence_after_s``: after this time without contact the node ends everything under the lease by itself, so nothing is
     left there although the node cannot confirm it. ``lost_s``: the seconds of work after its last checkpoint that were
-    lost because the pool or a failed node ended it.
+    lost because the pool or a failed node ended it. ``index`` is ``LAZY_GPUS`` for the GPUs of a lazy workload.
     """
 
     epoch: Epoch

@@ -18,7 +18,7 @@ from gpupool.domain.work.workload import WorkloadState
 
 MAX_SNAPSHOTS = 64
 UNUSED_AFTER_S = 90 * 86400.0
-IMPORT_GRACE_S = 60.0  # an import that has no program for this time was abandoned
+IMPORT_GRACE_S = 20.0  # an import that has no program for this time was abandoned
 ARCHIVE_PROGRAM = "node/files/workspace_archive.py"
 IMPORT_COMMAND = (NODE_PROGRAM, ARCHIVE_PROGRAM, "import")
 READY = "The workspace is ready."  # a session prints it once its environment is complete, or its container runs

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.gpu import Gpu, GpuShare, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import COMMANDS, END, PING, HeartbeatCounter, Leadership
@@ -279,6 +279,10 @@ class LocalLink:
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         """Start a program, or return its status if this key was started before."""
         return self._status(await self._ask("start", spec=spec.to_dict()))
+
+    async def attach_gpus(self, key: str, epoch: int, shares: Sequence[GpuShare]) -> None:
+        """Give GPUs to a lazy program that waits for them."""
+        await self._ask("attach_gpus", key=key, epoch=epoch, shares=[asdict(share) for share in shares])
 
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()

@@ -18,22 +18,17 @@ from gpupool.blobs.blob_store import BlobFolder
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
 from gpupool.domain.ids import split_attempt_key
-from gpupool.domain.nodes.gpu import LOOPBACK, Gpu, NodeReport
+from gpupool.domain.nodes.gpu import LOOPBACK, Gpu, GpuShare, NodeReport
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.log_records import LogBatch
-from gpupool.domain.work.program.supervision import (
-    MAX_CHECK_CHARS,
-    MAX_CHECK_S,
-    ListeningPort,
-    ProcessSpec,
-    ProcessStatus,
-)
+from gpupool.domain.work.program.supervision import ListeningPort, ProcessSpec, ProcessStatus
 from gpupool.node.agent.attempt import (
     AttemptEntry,
     Epochs,
     Terms,
     check_spec,
     first_status,
+    require_check,
     send_frame,
     share_lease,
     status_at_end,
@@ -163,7 +158,7 @@ class Agent:
         entry = AttemptEntry(folder, request, first_status(request, str(self.run.attach(folder.key))))
         entry.recall()
         self.entries[folder.key] = entry
-        self.epochs.see(folder.key, request.spec.epoch)
+        self.epochs.see(folder.key, max(request.spec.epoch, request.spec.gpu_epoch))
 
     async def close(self) -> None:
         """Stop; programs and their shepherds continue to run."""
@@ -245,6 +240,7 @@ class Agent:
             spec = self.job_folders.settle(spec, has_login=traits.has_login)
         check_spec(spec, has_command=traits.has_command)
         self._check_contact(spec)
+        self.supervisor.prepare_moves()
         return await self._start_new(spec)
 
     def _check_contact(self, spec: ProcessSpec) -> None:
@@ -273,7 +269,7 @@ class Agent:
             del self.entries[spec.key]
             raise
         env, notes = prepared.env, prepared.notes
-        mode, guarantee = (prepared.mode, prepared.guarantee) if spec.gpus else ("", "")
+        mode, guarantee = (prepared.mode, prepared.guarantee) if spec.gpus or spec.lazy else ("", "")
         request = replace(request, added_env=env, notes=notes, mode=mode, guarantee=guarantee, binds=prepared.binds)
         entry.set_request(request)
         await self._prepare(entry)
@@ -299,17 +295,45 @@ class Agent:
             raise
         except OSError as error:
             await self._withdraw(entry)
-            raise GpupoolError(
-                ErrorCode.INTERNAL,
-                f"The node cannot write the record of the program: {error.strerror}.",
-                f"Free space in {self.state.path} on the node.",
-            ) from error
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: OSError) -> GpupoolError:
+        sentence = f"The node cannot write the record of the program: {error.strerror}."
+        return GpupoolError(ErrorCode.INTERNAL, sentence, f"Free space in {self.state.path} on the node.")
 
     async def _withdraw(self, entry: AttemptEntry) -> None:
         del self.entries[entry.key]
         shutil.rmtree(entry.folder.path, ignore_errors=True)
         self.run.progress(entry.key).unlink(missing_ok=True)
         await self.ended(entry)
+
+    async def attach_gpus(self, key: str, epoch: int, shares: tuple[GpuShare, ...]) -> None:
+        """Give GPUs to a lazy program under the epoch of their lease, so that its first use of CUDA continues.
+
+        Repetitions change nothing. Ignores a program that has ended. Raises NOT_FOUND, WRONG_STATE, INTERNAL, and
+        STALE_WRITE for an older epoch than one seen.
+        """
+        entry = self._known(key)
+        if entry.exited:
+            return
+        entry.give_gpus(epoch, shares)
+        self.epochs.see(key, epoch)
+        try:
+            # The record is first: the next agent completes the pages of a lease whose record names GPUs.
+            await asyncio.to_thread(entry.request.write, entry.folder)
+            self.sharing.attach(entry.request.mode, self._program(entry))
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def report_lazy(self) -> None:
+        """Report the lazy programs that have begun to use CUDA."""
+        for entry in self.entries.values():
+            if not entry.request.spec.lazy or entry.exited or entry.status.gpu_wanted_at is not None:
+                continue
+            wanted_at = self.sharing.wanted_at(entry.request.mode, self._program(entry))
+            if wanted_at is not None:
+                entry.status = replace(entry.status, gpu_wanted_at=wanted_at)
+                self.changed(entry.status)
 
     def stop(self, key: str, grace_s: float, notice: Notice | None = None) -> None:
         """Stop the whole tree: TERM, then KILL after the grace period. Returns at once; ignores unknown keys.
@@ -480,13 +504,7 @@ class Agent:
         Raises NOT_FOUND, WRONG_STATE, INVALID_REQUEST.
         """
         entry = self._present(key)
-        size = sum(len(word) for word in argv)
-        if not argv or size > MAX_CHECK_CHARS or any("\0" in word for word in argv) or not 0 < timeout_s <= MAX_CHECK_S:
-            raise GpupoolError(
-                ErrorCode.INVALID_REQUEST,
-                "The command of the check, or its time limit, is not possible.",
-                f"Use up to {MAX_CHECK_CHARS} characters and {MAX_CHECK_S:g} s.",
-            )
+        require_check(argv, timeout_s)
         try:
             async with self._checks:
                 return await self.backends.runner.check_command(entry.folder.path, argv, timeout_s)

@@ -7,14 +7,18 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import split_attempt_key
+from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import COMMANDS, PING, is_deposed
 from gpupool.domain.work.program.supervision import (
+    MAX_CHECK_CHARS,
+    MAX_CHECK_S,
     ExitReason,
     ExitReport,
     ProcessPhase,
@@ -33,6 +37,17 @@ MIN_ACTIVE_CPU_SHARE = 0.01  # of one CPU between samples; below it a program co
 def share_lease(one: ProcessSpec, other: ProcessSpec) -> bool:
     """Return True if two programs are the same, or of the same user on the same lease."""
     return one.key == other.key or (one.lease == other.lease != 0 and one.uid == other.uid)
+
+
+def require_check(argv: Sequence[str], timeout_s: float) -> None:
+    """Raise INVALID_REQUEST if a command that checks a program, or its time limit in seconds, is not possible."""
+    size = sum(len(word) for word in argv)
+    if not argv or size > MAX_CHECK_CHARS or any("\0" in word for word in argv) or not 0 < timeout_s <= MAX_CHECK_S:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST,
+            "The command of the check, or its time limit, is not possible.",
+            f"Use up to {MAX_CHECK_CHARS} characters and {MAX_CHECK_S:g} s.",
+        )
 
 
 def check_spec(spec: ProcessSpec, *, has_command: bool) -> None:
@@ -197,6 +212,23 @@ class AttemptEntry:
         """Set the complete start request."""
         self.request, self.status = request, first_status(request, self.status.attach_path)
 
+    def give_gpus(self, epoch: int, shares: tuple[GpuShare, ...]) -> None:
+        """Record the GPUs of a lazy program under the epoch of their lease; repetitions change nothing.
+
+        Raises WRONG_STATE for a program that is not lazy, STALE_WRITE for an older epoch than that of its GPUs.
+        """
+        spec = self.request.spec
+        if not spec.lazy:
+            raise GpupoolError(ErrorCode.WRONG_STATE, f"{self.key} was not started without GPUs.", "Start it again.")
+        if epoch < spec.gpu_epoch:
+            raise GpupoolError(
+                ErrorCode.STALE_WRITE,
+                f"{self.key} has GPUs of epoch {spec.gpu_epoch}; epoch {epoch} is stale.",
+                "Nothing to do: a newer decision applies.",
+            )
+        self.request = replace(self.request, spec=replace(spec, gpus=shares, gpu_epoch=epoch))
+        self.status = replace(self.status, gpu_epoch=epoch)
+
     def note(self, sentence: str) -> bool:
         """Add a note; return False if it was added before or there are too many."""
         if sentence in self.added_notes or len(self.added_notes) >= MAX_NOTES:
@@ -256,6 +288,7 @@ def first_status(request: StartRequest, attach_path: str) -> ProcessStatus:
         notes=request.notes,
         mode=request.mode,
         guarantee=request.guarantee,
+        gpu_epoch=spec.gpu_epoch,
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.protocol import frames
 from gpupool.domain.protocol.fencing import is_deposed
 from gpupool.domain.protocol.node_json import gpu_to_dict, report_to_dict
@@ -123,6 +124,11 @@ class Methods:
     async def do_start(self, params: Params) -> Any:
         """Start a program: ``spec`` -> status."""
         return (await self._agent.start(decode(ProcessSpec, params["spec"]))).to_dict()
+
+    async def do_attach_gpus(self, params: Params) -> Any:
+        """Give GPUs to a lazy program: ``key``, ``epoch``, ``shares``."""
+        shares = tuple(decode(GpuShare, share) for share in params["shares"])
+        await self._agent.attach_gpus(params["key"], int(params["epoch"]), shares)
 
     async def do_stop(self, params: Params) -> Any:
         """Stop a program: ``key``, ``grace_s``, ``notice``."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry
-from gpupool.node.host import locks
+from gpupool.node.host import cgroups, locks
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import RunFolder, boot_id
 from gpupool.node.host.process_tree import start_time
@@ -51,8 +51,14 @@ class ProgramSupervisor:
         self._listener = listener
         self._boot = boot_id()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._moves: asyncio.Future[None] | None = None
 
     # -- starting ----------------------------------------------------------------------------------------------------
+
+    def prepare_moves(self) -> None:
+        """Let the kernel prepare a program's move to its control groups; once for starts at the same time."""
+        if self._moves is None or self._moves.done():
+            self._moves = asyncio.get_running_loop().run_in_executor(None, cgroups.prepare_moves)
 
     async def launch(self, entry: AttemptEntry) -> None:
         """Start a shepherd, exactly once however often the spawner dies; then examine the result."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 USERNAME, PASSWORD = "GITSYNC_USERNAME", "GITSYNC_PASSWORD"
+SECRETS = (USERNAME, PASSWORD)
 PROTOCOLS = "https:http:ssh:git:file"
 TIMEOUT_S = 3600.0
 FAILED, MISSING, NOT_EXECUTABLE = 128, 127, 126
@@ -114,7 +115,7 @@ def main(words: list[str]) -> int:
     except (CloneError, OSError) as error:
         sys.stderr.write(f"gpupool: {url} was not cloned into {path}. {error}\n")
         return FAILED
-    for name in (USERNAME, PASSWORD):
+    for name in SECRETS:
         env.pop(name, None)
     if program[0] == NODE_PROGRAM:
         program = [sys.executable, "-I", str(Path(__file__).parents[2] / program[1]), *program[2:]]

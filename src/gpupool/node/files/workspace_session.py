@@ -84,7 +84,10 @@ def _run(command: list[str], environment: str, home: Path) -> None:
     variables = os.environ | {"UV_PROJECT_ENVIRONMENT": str(home / FOLDER)}
     variables.pop("VIRTUAL_ENV", None)
     try:
-        done = subprocess.run(command, check=False, cwd=files if files.is_dir() else home, env=variables)
+        # one stream: the order of two streams is lost in the log, and a reader stops at the sentence of main()
+        done = subprocess.run(
+            command, check=False, cwd=files if files.is_dir() else home, env=variables, stderr=subprocess.STDOUT
+        )
     except OSError as error:
         raise BuildError(f"{command[0]} cannot be started: {error.strerror}.", _MISSING) from error
     if done.returncode != 0:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from importlib.metadata import EntryPoints, entry_points
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.sharing import UNENFORCED, Sharing, mode_of_whole, traits_of
+from gpupool.domain.nodes.sharing import LAZY_MODE, UNENFORCED, Sharing, mode_of_whole, traits_of
 from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
-from gpupool.node.ports import Counting, NodeProgram, PreparedShare, SharingHost, SharingMode, SliceCount
+from gpupool.node.ports import Attaching, Counting, NodeProgram, PreparedShare, SharingHost, SharingMode, SliceCount
 from gpupool.node.sharing.variables import ADVISORY_NOTE, holds_instances
 
 ENTRY_POINTS = "gpupool.sharing"
@@ -57,6 +57,8 @@ class SharingModes:
 
         Raises ``GpupoolError(UNSUPPORTED)`` when the spec names a mode that this node cannot use.
         """
+        if spec.lazy:
+            return self._asked(LAZY_MODE.value, spec), ""
         if spec.gpus and spec.sharing:
             mode = self._asked(spec.sharing, spec)
             return mode, "" if traits_of(mode.name).enforced else self.why_advisory()
@@ -103,6 +105,17 @@ class SharingModes:
             return prepared
         notes = (note for note in prepared.notes if note != ADVISORY_NOTE)
         return replace(prepared, notes=(*notes, f"{NOT_ENFORCED}{why}"))
+
+    def attach(self, mode: str, program: NodeProgram) -> None:
+        """Give the GPUs of its spec to a lazy program. Raises OSError, ``GpupoolError``."""
+        found = self.mode(mode)
+        if isinstance(found, Attaching):
+            found.attach(program)
+
+    def wanted_at(self, mode: str, program: NodeProgram) -> float | None:
+        """Return when a lazy program first used CUDA; None: not yet."""
+        found = self.mode(mode)
+        return found.wanted_at(program) if isinstance(found, Attaching) else None
 
     async def release(self, mode: str, program: NodeProgram) -> None:
         """Clean up after the last process of the program."""

@@ -29,8 +29,10 @@ def visible_gpus(spec: ProcessSpec, *, simulated: bool = False) -> dict[str, str
     """
     uuids = ",".join(share.gpu_uuid for share in spec.gpus)
     real = "" if spec.emulated else uuids
+    # The GPUs of a lazy program are not known yet: the share library sets the variable.
+    visible = {} if spec.lazy and not spec.gpus else {"CUDA_VISIBLE_DEVICES": uuids if simulated else real}
     return {
-        "CUDA_VISIBLE_DEVICES": uuids if simulated else real,
+        **visible,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "NVIDIA_VISIBLE_DEVICES": real or "void",
         **_allocation(spec),

@@ -306,4 +306,4 @@ def _replica(spec: ProcessSpec, use: ProgramUse, gpu: GpuUseOfProgram) -> Replic
 
 
 def _lease(spec: ProcessSpec) -> int:
-    return spec.lease or spec.epoch
+    return spec.gpu_epoch or spec.lease or spec.epoch

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.gpu import GpuRequest, is_mig
+from gpupool.domain.nodes.gpu import GpuRequest, is_mig, mentions_mig
 from gpupool.domain.units import WHOLE_GPU, format_mib
 from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.explain.formatting import describe_shape, pools_text
@@ -17,6 +17,8 @@ from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.state.allocation import Ints
 from gpupool.scheduling.state.cluster import ALONE, MILLI, Shape, Shapes, domains
 from gpupool.scheduling.state.ledger import UNBOUNDED
+
+CREATE_INSTANCE = "an administrator can: nvidia-smi mig -cgi PROFILE -C"
 
 
 def check_possible(
@@ -33,11 +35,10 @@ def check_possible(
         return
     if no_such_model(placer, shape):
         models = sorted(present_models(placer))
-        raise GpupoolError(
-            ErrorCode.UNKNOWN_MODEL,
-            f"No node has a GPU of model {' or '.join(request.models)}.",
-            f"The pool has: {', '.join(models)}." if models else "The pool has no GPUs.",
-        )
+        has = f"The pool has: {', '.join(models)}." if models else "The pool has no GPUs."
+        if any(map(mentions_mig, request.models)):
+            has += f" The pool creates no MIG instances; {CREATE_INSTANCE}."
+        raise GpupoolError(ErrorCode.UNKNOWN_MODEL, f"No node has a GPU of model {' or '.join(request.models)}.", has)
     raise GpupoolError(
         ErrorCode.IMPOSSIBLE_REQUEST, f"No node can provide {describe_shape(shape)}.", lacking(placer, shape)
     )

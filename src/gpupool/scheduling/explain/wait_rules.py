@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from gpupool.domain.nodes.gpu import mentions_mig
 from gpupool.domain.units import format_duration, format_permille
 from gpupool.domain.work.gang import Gang
-from gpupool.scheduling.explain.feasibility import lacking, no_such_model, present_models
+from gpupool.scheduling.explain.feasibility import CREATE_INSTANCE, lacking, no_such_model, present_models
 from gpupool.scheduling.explain.formatting import pools_text
 from gpupool.scheduling.explain.wait_case import Case, Numbers, WaitCode, WaitFinding
 from gpupool.scheduling.gang_placement import model_choices
@@ -28,7 +29,10 @@ def _model(case: Case) -> WaitFinding | None:
         return None
     wanted, models = " or ".join(case.replica.request.models), sorted(present_models(case.placer))
     sentence = f"no node has a GPU of model {wanted}; the pool has {', '.join(models) or 'no GPUs'}"
-    return WaitFinding(WaitCode.NO_SUCH_MODEL, sentence, {"models": ", ".join(models)}, ("request an available model",))
+    advice = ["request an available model"]
+    if any(map(mentions_mig, case.replica.request.models)):
+        advice.append(f"the pool creates no MIG instances; {CREATE_INSTANCE}")
+    return WaitFinding(WaitCode.NO_SUCH_MODEL, sentence, {"models": ", ".join(models)}, tuple(advice))
 
 
 def _size(case: Case) -> WaitFinding | None:
@@ -292,7 +296,8 @@ def _waiting(case: Case) -> WaitFinding:
 
 
 def _behind(case: Case) -> str:
-    text = f"{case.ahead} ahead of you in {case.replica.project}"
+    project = case.replica.project
+    text = f"{case.ahead} ahead of you in {project}" if case.ahead else f"next in {project}"
     first = next(iter(case.turns), case.account.project)
     if case.ahead or first == case.account.project:
         return text

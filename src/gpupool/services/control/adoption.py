@@ -22,7 +22,15 @@ from gpupool.domain.people.access import DEFAULT_PROJECT, Role, User
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.lifecycle import POOL
 from gpupool.domain.work.program.supervision import ProcessPhase, ProcessSpec, ProcessStatus
-from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind, WorkloadState
+from gpupool.domain.work.workload import (
+    GpuLease,
+    Replica,
+    ReplicaState,
+    Workload,
+    WorkloadKind,
+    WorkloadState,
+    holder_index,
+)
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle.adoption_records import AdoptionRecord, pool_of, read_record, runs_on_another
 from gpupool.services.ports.fabric import NodeLink
@@ -291,6 +299,8 @@ class _Writer:
                 not_before=0.0,
                 finished_at=None,
                 last_active_at=draft.now,
+                gpu_lease=lease.epoch if workload.limits.lazy and lease.shares else None,
+                gpu_wanted_at=lease.granted_at if workload.limits.lazy and lease.shares else None,
             )
         )
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lease.granted_at))
@@ -330,7 +340,7 @@ def _may_be_replaced(row: Replica) -> bool:
 
 def _of(lease: GpuLease, newer: GpuLease) -> bool:
     """Return True if both leases belong to the same replica."""
-    return (lease.workload, lease.index) == (newer.workload, newer.index)
+    return (lease.workload, holder_index(lease.index)) == (newer.workload, holder_index(newer.index))
 
 
 def _holders_first(found: tuple[ProcessStatus, ProcessSpec | None]) -> bool:

@@ -62,14 +62,14 @@ def list_live(mirror: Mirror, wanted: WorkloadFilter) -> list[Workload]:
 
 def _fits(workload: Workload, wanted: WorkloadFilter) -> bool:
     return (
-        (wanted.include_deleted or workload.deleted_at is None)
+        (wanted.before is None or (workload.created_at, workload.id) < wanted.before)  # first: most pages need few rows
+        and (wanted.include_deleted or workload.deleted_at is None)
         and (not wanted.states or workload.state in wanted.states)
-        and wanted.project in {None, workload.project}
-        and wanted.user in {None, workload.user}
-        and wanted.name in {None, workload.name}
+        and (wanted.project is None or wanted.project == workload.project)
+        and (wanted.user is None or wanted.user == workload.user)
+        and (wanted.name is None or wanted.name == workload.name)
         and (not wanted.kinds or workload.kind in wanted.kinds)
-        and all(workload.labels.get(label) == value for label, value in wanted.labels)
-        and (wanted.before is None or (workload.created_at, workload.id) < wanted.before)
+        and (not wanted.labels or all(workload.labels.get(label) == value for label, value in wanted.labels))
     )
 
 

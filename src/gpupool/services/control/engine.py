@@ -16,8 +16,9 @@ import structlog
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
-from gpupool.domain.ids import WorkloadId
+from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.work.lifecycle import (
+    AttachGpus,
     Effect,
     ForgetProgram,
     NotifyProgram,
@@ -25,6 +26,7 @@ from gpupool.domain.work.lifecycle import (
     StopProgram,
     grace_of,
     preemption_notice,
+    stop,
 )
 from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
@@ -258,6 +260,27 @@ class Engine:
                 await link.notify(replica.key, notice)
             case ForgetProgram():
                 await link.forget(replica.key)
+            case AttachGpus():
+                await self._attach_gpus(link, replica)
+
+    async def _attach_gpus(self, link: NodeLink, replica: Replica) -> None:
+        lease = self.mirror.leases.get(replica.gpu_lease or Epoch(0))
+        now = self.mirror.replica(replica.workload, replica.index)
+        if lease is not None and now is not None and now.gpu_lease == lease.epoch and now.state is ReplicaState.RUNNING:
+            try:
+                await link.attach_gpus(replica.key, lease.epoch, lease.shares)
+            except GpupoolError as error:
+                if error.code in NOT_SENT | {ErrorCode.STALE_WRITE}:
+                    raise
+                sentence = f"its node could not give it GPUs: {error.message}"
+                await self.transact(lambda draft: self._end_without_gpus(draft, now, sentence))
+
+    @staticmethod
+    def _end_without_gpus(draft: Draft, replica: Replica, sentence: str) -> None:
+        """Stop a lazy program whose node cannot give it its GPUs; it would wait for ever."""
+        workload, now = draft.workload(replica.workload), draft.replica(replica.workload, replica.index)
+        if workload is not None and now is not None and now.key == replica.key:
+            draft.take(stop(workload, now, Reason.START_FAILED, draft.now, sentence=sentence))
 
     async def _start(self, link: NodeLink, replica: Replica) -> None:
         now = self.mirror.replica(replica.workload, replica.index)

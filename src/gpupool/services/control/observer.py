@@ -12,7 +12,7 @@ import structlog
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import split_attempt_key
-from gpupool.domain.work.lifecycle import add_notes, mark_started
+from gpupool.domain.work.lifecycle import add_notes, mark_started, want_gpus
 from gpupool.domain.work.program.supervision import ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState
 from gpupool.services.control.adoption import Adoption
@@ -175,7 +175,9 @@ class Observer:
         if status.phase is ProcessPhase.RUNNING and (replica.state is ReplicaState.STARTING or replica.pid is None):
             replica = draft.take(mark_started(replica, status, draft.now))
         replica = draft.take(add_notes(replica, status, draft.now))
-        transitions.note_progress(draft, workload, replica, status)
+        replica = transitions.note_progress(draft, workload, replica, status)
+        if status.gpu_wanted_at is not None:
+            draft.take(want_gpus(workload, replica, min(status.gpu_wanted_at, draft.now)))
         return True
 
     def _note_live(self, node: str, status: ProcessStatus) -> None:

@@ -13,7 +13,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import attempt_key, split_attempt_key
 from gpupool.domain.nodes.gpu import Node, NodeReport, NodeState
-from gpupool.domain.work.lifecycle import POOL, StartProgram, StopProgram, grace_of
+from gpupool.domain.work.lifecycle import POOL, AttachGpus, StartProgram, StopProgram, grace_of
 from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.control.adoption import Adoption
@@ -173,6 +173,8 @@ class Reconciler:
             return False
         if row is None or not row.state.placed:
             return True
+        if status.gpu_epoch and row.gpu_lease is None:  # the database is older than the grant of its GPUs
+            return True
         return (row.node, row.attempt, row.lease or 0) != (node, attempt, status.epoch)
 
     async def _use(self, report: NodeReport) -> None:
@@ -230,7 +232,7 @@ class Reconciler:
                 await self._take(name, [gone])
 
     async def _send_missing(self, name: str, known: set[str]) -> None:
-        """Send starts that the node does not know, and stops that it may have missed."""
+        """Send starts that the node does not know, and stops and grants of GPUs that it may have missed."""
         for replica, workload in self._placed(name):
             if workload.kind is WorkloadKind.LEASE:
                 continue
@@ -238,6 +240,8 @@ class Reconciler:
                 self._start_missing(replica)
             elif replica.state is ReplicaState.STOPPING:
                 self._engine.send(StopProgram(replica, grace_of(workload, replica.next_reason)))
+            elif replica.gpu_lease is not None:
+                self._engine.send(AttachGpus(replica))
 
     def _placed(self, name: str) -> Iterator[tuple[Replica, Workload]]:
         for key in list(self._engine.mirror.placed.get(name, ())):

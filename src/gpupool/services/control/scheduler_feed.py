@@ -19,7 +19,7 @@ from gpupool.domain.nodes.gpu import GpuHealth, Node, NodeState
 from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.people.access import Department, Project, ProjectRules, User
 from gpupool.domain.work.lifecycle import EVICTED, keeps_place
-from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import LAZY_GPUS, GpuLease, Replica, ReplicaState, Workload, WorkloadState
 from gpupool.scheduling.policy import Policy
 from gpupool.scheduling.scheduler import (
     CheckpointSaved,
@@ -38,8 +38,8 @@ from gpupool.scheduling.scheduler import (
 )
 from gpupool.scheduling.state.decayed_usage import Decay, Usage
 from gpupool.scheduling.state.user_order import PastRuns
-from gpupool.scheduling.values import BlockReason, Decisions, ReplicaKey, RunningReplica
-from gpupool.services.control.scheduler_requests import pending, running
+from gpupool.scheduling.values import BlockReason, Decisions, PendingReplica, ReplicaKey, RunningReplica
+from gpupool.services.control.scheduler_requests import pending, pending_gpus, pending_place, running
 from gpupool.services.lifecycle.wait_conditions import Dependencies, GangRounds, WindowOpenings, WindowRules
 from gpupool.services.ports.store import ChangeSet, PastLease
 from gpupool.services.state.gpu_hours import GpuHourBudgets
@@ -194,8 +194,13 @@ class SchedulerFeed:
 
     def node_changed(self, node: Node) -> None:
         """Handle a node that came, left, was cordoned, or has other GPUs."""
-        if not self._stale:
-            self._scheduler.apply(NodeChanged(node))
+        if self._stale:
+            return
+        self._scheduler.apply(NodeChanged(node))
+        for workload in [self._mirror.workloads.get(id_) for id_, offered in self._offered.items() if 0 in offered]:
+            if workload is not None and workload.limits.lazy:  # its request names the nodes that are suitable
+                self._withdraw_all(workload.id)
+                self._offer(workload.id)
 
     def project_changed(self, project: Project) -> None:
         """Handle a new project or changed limits of one."""
@@ -334,8 +339,8 @@ class SchedulerFeed:
 
     def _running(self, lease: GpuLease) -> RunningReplica:
         workload = self._mirror.workloads.get(lease.workload)
-        replica = self._mirror.replica(lease.workload, lease.index)
-        ends = replica is None or replica.state is ReplicaState.STOPPING or replica.lease != lease.epoch
+        replica = self._mirror.holder(lease)
+        ends = replica is None or replica.state is ReplicaState.STOPPING or lease.epoch not in replica.leases
         releasing = ends and (replica is None or not keeps_place(replica))
         if workload is None:
             return RunningReplica(lease, lease.granted_at, releasing=True)
@@ -377,12 +382,13 @@ class SchedulerFeed:
             self._withdraw(row.workload, row.index)
             if workload is not None and workload.gang is not None and row.state is ReplicaState.SUCCEEDED:
                 self._gang_shrank(workload)
-            if row.state is ReplicaState.STOPPING and row.lease in self._mirror.leases:
-                lease = self._mirror.leases[row.lease]
-                if lease.workload == row.workload:
-                    self._scheduler.apply(LeaseTaken(self._running(lease)))
+            if row.state is ReplicaState.STOPPING:
+                for lease in [self._mirror.leases[epoch] for epoch in row.leases if epoch in self._mirror.leases]:
+                    if lease.workload == row.workload:
+                        self._scheduler.apply(LeaseTaken(self._running(lease)))
             elif row.saved_at is not None:
-                self._scheduler.apply(CheckpointSaved((row.workload, row.index), row.saved_at))
+                index = row.index if row.gpu_lease is None else LAZY_GPUS
+                self._scheduler.apply(CheckpointSaved((row.workload, index), row.saved_at))
             return
         if row.index in self._offered.get(row.workload, ()):
             self._withdraw(row.workload, row.index)
@@ -407,6 +413,8 @@ class SchedulerFeed:
         if held is not None:
             self._withdraw_all(workload_id)
             return
+        if workload.limits.lazy:
+            self._offer_gpus(workload, offered)
         counts = self._mirror.counts.get(workload_id, Counter())
         room = workload.parallelism - sum(n for state, n in counts.items() if state.placed) - len(offered)
         outside = self._outside.get(workload_id, [])
@@ -421,11 +429,28 @@ class SchedulerFeed:
                 continue
             offered.add(index)
             room -= 1
-            waiting = pending(self._with_gang(workload), row, self._rules(workload.project))
+            waiting = self._pending(workload, row)
             served_s = self._served_s(workload_id, index)
             self._scheduler.apply(PendingAdded(replace(waiting, served_s=served_s), self._now()))
         for index in blocked:
             heapq.heappush(outside, index)
+
+    def _pending(self, workload: Workload, row: Replica) -> PendingReplica:
+        rules = self._rules(workload.project)
+        if workload.limits.lazy:
+            return pending_place(workload, row, rules, self._nodes.all())
+        return pending(self._with_gang(workload), row, rules)
+
+    def _offer_gpus(self, workload: Workload, offered: set[int]) -> None:
+        """Offer the request of a lazy replica for GPUs, or withdraw it."""
+        row = self._mirror.replica(workload.id, 0)
+        wants = row is not None and row.waits_for_gpus
+        if row is not None and wants and LAZY_GPUS not in offered:
+            offered.add(LAZY_GPUS)
+            asked = pending_gpus(workload, row, self._rules(workload.project))
+            self._scheduler.apply(PendingAdded(asked, self._now()))
+        elif not wants:
+            self._withdraw(workload.id, LAZY_GPUS)
 
     def offer_again(self, workloads: Iterable[WorkloadId]) -> None:
         """Offer workloads after an obstacle outside the scheduler is gone."""

@@ -13,8 +13,16 @@ from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.units import WHOLE_GPU, format_duration
 from gpupool.domain.work import lifecycle
-from gpupool.domain.work.lifecycle import POOL, grant_lease
-from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.lifecycle import POOL, grant_gpus, grant_lease
+from gpupool.domain.work.workload import (
+    LAZY_GPUS,
+    GpuLease,
+    Replica,
+    ReplicaState,
+    Workload,
+    WorkloadKind,
+    holder_index,
+)
 from gpupool.scheduling.values import Eviction, Grant
 from gpupool.services.control.engine import Engine
 from gpupool.services.lifecycle import reserved_gpus, transitions
@@ -78,9 +86,12 @@ class SchedulingLoop:
             self._engine.feed.invalidate()  # the scheduler and the mirror disagree: rebuild it
         for grant in decisions.grants:
             workload = draft.workload(grant.workload)
-            replica = draft.replica(grant.workload, grant.index)
+            replica = draft.replica(grant.workload, holder_index(grant.index))
             if workload is None or replica is None or grant.workload in unknown:
                 continue  # skip the whole workload: its members may be a gang
+            if grant.index == LAZY_GPUS:
+                self._grant_gpus(draft, workload, replica, grant)
+                continue
             if reserved_gpus.holds_for(draft, workload):
                 self._engine.feed.invalidate()  # it was queued since: the next cycle gives it its own GPUs
                 self._engine.work.set()
@@ -96,9 +107,18 @@ class SchedulingLoop:
         for eviction in decisions.evictions:
             self._evict(draft, eviction)
 
+    def _grant_gpus(self, draft: Draft, workload: Workload, replica: Replica, grant: Grant) -> None:
+        """Write the lease of the GPUs that a lazy replica waits for, in addition to that of its place."""
+        epoch, place = draft.next_epoch(), draft.lease(replica.lease)
+        lease = lease_of(epoch, workload, replica, grant, draft.now)
+        fence_after_s = None if place is None else place.fence_after_s
+        own = replace(lease, attempt=replica.attempt, cpus=0.0, memory_mib=0, fence_after_s=fence_after_s)
+        draft.put_lease(own)
+        draft.take(grant_gpus(workload, replica, epoch, draft.now))
+
     def _evict(self, draft: Draft, eviction: Eviction) -> None:
         workload = draft.workload(eviction.workload)
-        replica = draft.replica(*eviction.key)
+        replica = draft.replica(eviction.workload, holder_index(eviction.index))
         if workload is None or replica is None or not replica.state.placed:
             return
         lease = self._engine.mirror.lease_of(replica)
@@ -127,8 +147,10 @@ def _loss(permille_s: float) -> str:
 
 
 def _waits(draft: Draft, grant: Grant) -> bool:
-    replica = draft.replica(grant.workload, grant.index)
-    return draft.workload(grant.workload) is not None and replica is not None and replica.state is ReplicaState.PENDING
+    replica = draft.replica(grant.workload, holder_index(grant.index))
+    if draft.workload(grant.workload) is None or replica is None:
+        return False
+    return replica.waits_for_gpus if grant.index == LAZY_GPUS else replica.state is ReplicaState.PENDING
 
 
 def lease_of(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, now: float) -> GpuLease:
@@ -136,7 +158,7 @@ def lease_of(epoch: Epoch, workload: Workload, replica: Replica, grant: Grant, n
     return GpuLease(
         epoch=epoch,
         workload=workload.id,
-        index=replica.index,
+        index=grant.index,
         attempt=replica.attempt + 1,
         project=workload.project,
         user=workload.user,
@@ -226,7 +248,7 @@ class LimitChecker:
 
     def _check_idle(self, draft: Draft, workload: Workload, limit_s: float) -> None:
         for replica in list(draft.replicas(workload.id)):
-            if replica.state is not ReplicaState.RUNNING:
+            if replica.state is not ReplicaState.RUNNING or (workload.limits.lazy and replica.gpu_lease is None):
                 continue
             idle_s = draft.now - self._engine.last_active(workload, replica, draft.now)
             if idle_s <= limit_s * IDLE_WARNING_FRACTION:

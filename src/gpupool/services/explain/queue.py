@@ -94,6 +94,8 @@ class QueueService:
 
     def _waiting(self, workload: Workload, entries: dict[WorkloadId, tuple[int, float, int]]) -> QueueEntry | None:
         pending = self._engine.mirror.counts.get(workload.id, Counter())[ReplicaState.PENDING]
+        if not pending and workload.limits.lazy and workload.id in entries:
+            pending = 1  # its program runs and waits for GPUs
         if not pending:
             return None
         if workload.id in entries:

@@ -62,15 +62,18 @@ class WaitReasonService:
         replica = None if index is None else await self._lookup.replica(workload, index)
         if workload.state.final or (replica is not None and replica.state.final):
             return await self._ended(workload, index)
-        if replica is not None and replica.state is not ReplicaState.PENDING:
+        if replica is not None and replica.state is not ReplicaState.PENDING and not replica.waits_for_gpus:
             return Explanation(WaitCode.NOT_WAITING, _state_of(workload, replica))
         background = (
             await self._background(workload) if foretell else None
         )  # no await after this: the rest reads one state
         held = self._engine.feed.held(workload)
         counts = self._engine.mirror.counts.get(workload.id, Counter())
-        if not counts[ReplicaState.PENDING]:
-            return Explanation(WaitCode.NOT_WAITING, f"{workload.name} is {workload.state}.")
+        lazy = self._engine.mirror.replica(workload.id, 0) if workload.limits.lazy else None
+        if not counts[ReplicaState.PENDING] and (lazy is None or not lazy.waits_for_gpus):
+            unused = lazy is not None and lazy.gpu_wanted_at is None
+            note = " It holds no GPU: its program has not used CUDA." if unused else ""
+            return Explanation(WaitCode.NOT_WAITING, f"{workload.name} is {workload.state}.{note}")
         if held is not None:
             return self.held(workload, held)
         if background is None:

@@ -16,6 +16,7 @@ from gpupool.services.ports.store import WorkloadRecords
 from gpupool.services.state.node_registry import NodeRegistry
 from gpupool.specs.request import program_for
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 CLONE_PROGRAM = "node/files/git_clone.py"
 # The limits that the node enforces: those that ``ProcessSpec`` has under the same name.
 _NODE_LIMITS = tuple(field.name for field in fields(Limits) if field.name in ProcessSpec.__dataclass_fields__)
@@ -55,11 +56,15 @@ class ProcessSpecs:
         if workload.wiring is not None and (seat := workload.wiring.seat_of(replica.index)) is not None:
             program = member_program(workload, workload.wiring, replica.index, argv, env)
             argv, env, ports = program.argv, program.env, seat.ports
-        argv = _after_clone(workload.program.git, argv)
         limits = {name: getattr(workload.limits, name) for name in _NODE_LIMITS}
         limits |= {"cpus": workload.cpus_of(replica.index), "memory_mib": workload.memory_of(replica.index)}
+        if limits["lazy"] or (host is not None and host.limits.lazy):
+            limits["lazy"] = True
+            env.pop(VISIBLE_DEVICES, None)  # the share library sets it
         container = self._container(workload, replica, host)
         inside = container is not None and bool(container.inside)
+        if container is None:
+            argv = _after_clone(workload.program.git, argv)
         return ProcessSpec(
             key=replica.key,
             epoch=replica.lease or 0,
@@ -93,7 +98,7 @@ class ProcessSpecs:
         if own is not None:
             home = workload.program.workspace
             kept = home if home and self._workspace_image(home) == own.image else ""
-            return replace(own, roots=self._volume_roots(workload.project), layers=kept)
+            return replace(own, roots=self._volume_roots(workload.project), layers=kept, git=workload.program.git)
         if host is None or (theirs := host.container_of(workload.on_index)) is None:
             return None
         return ContainerSpec(theirs.image, inside=f"{host.id}.{workload.on_index}")

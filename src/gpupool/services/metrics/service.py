@@ -15,7 +15,7 @@ from gpupool.domain.events import Reason
 from gpupool.domain.people.access import Actor, Project, Role
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.usage import GroupBy, UsageLine
-from gpupool.domain.work.workload import GpuLease
+from gpupool.domain.work.workload import LAZY_GPUS, GpuLease
 from gpupool.services.control.engine import Engine
 from gpupool.services.metrics import catalogue as c
 from gpupool.services.metrics.families import (
@@ -166,9 +166,10 @@ class MetricsService:
             self.counts.events[event.reason.value] += 1
         for lease in changes.leases:
             workload = self._engine.mirror.workloads.get(lease.workload)
-            replica = self._engine.mirror.replica(lease.workload, lease.index)
+            replica = self._engine.mirror.holder(lease)
             if lease.released_at is None and workload is not None and replica is not None:
-                self.counts.waited(workload.kind.value, lease.granted_at - replica.queued_at)
+                since = replica.queued_at if lease.index != LAZY_GPUS else replica.gpu_wanted_at or lease.granted_at
+                self.counts.waited(workload.kind.value, lease.granted_at - since)
 
     async def snapshot(self) -> MetricsSnapshot:
         """Return the state of the pool at one moment, for pages and metrics."""

@@ -13,7 +13,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import Node
 from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState, holder_index
 from gpupool.services.control.engine import Engine
 from gpupool.services.state.node_registry import NodeRegistry
 
@@ -96,7 +96,7 @@ def read_state(engine: Engine, book: NodeRegistry, samples: Mapping[str, NodeSam
         now=engine.ports.clock.now(),
         nodes=book.all(),
         leases=tuple(
-            (lease, workloads.get(lease.workload), replicas.get(lease.workload, _NONE).get(lease.index))
+            (lease, workloads.get(lease.workload), replicas.get(lease.workload, _NONE).get(holder_index(lease.index)))
             for lease in mirror.leases.values()
         ),
         workloads=tuple((w, counts.get(key, _NOTHING).get(pending, 0)) for key, w in workloads.items()),

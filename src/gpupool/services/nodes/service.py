@@ -76,7 +76,7 @@ class NodeService:
         """Return all leases on a node, also those without GPUs."""
         mirror = self._engine.mirror
         rows = (mirror.replica(*key) for key in mirror.placed.get(name, ()))
-        epochs = {row.lease for row in rows if row is not None and row.lease is not None}
+        epochs = {epoch for row in rows if row is not None for epoch in row.leases}
         return [mirror.leases[epoch] for epoch in sorted(epochs) if epoch in mirror.leases]
 
     def silent_s(self, name: str) -> float | None:

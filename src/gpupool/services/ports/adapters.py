@@ -12,6 +12,7 @@ from gpupool.services.ports.cluster import Authority
 from gpupool.services.ports.courier import Courier
 from gpupool.services.ports.fabric import Fabric
 from gpupool.services.ports.files import BlobStore, OtherHeads
+from gpupool.services.ports.storage import StorageReader
 from gpupool.services.ports.store import Store
 
 
@@ -53,3 +54,4 @@ class Ports:
     blobs: BlobStore | None = None
     other_heads: OtherHeads | None = None
     gateway: Gateway | None = None
+    storage: StorageReader | None = None

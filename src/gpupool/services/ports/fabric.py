@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpupool.domain.errors import ErrorCode
-from gpupool.domain.nodes.gpu import Gpu, NodeReport
+from gpupool.domain.nodes.gpu import Gpu, GpuShare, NodeReport
 from gpupool.domain.nodes.telemetry import NodeSample
 from gpupool.domain.protocol.log_records import LogBatch
 from gpupool.domain.work.program.supervision import ListeningPort, ProcessSpec, ProcessStatus
@@ -64,6 +64,12 @@ class NodeLink(Protocol):
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         """Start a program, or return its status if this key was started before."""
+
+    async def attach_gpus(self, key: str, epoch: int, shares: Sequence[GpuShare]) -> None:
+        """Give GPUs to a lazy program, under the epoch of their lease; repetitions change nothing.
+
+        Ignores a program that has ended. Raises NOT_FOUND, STALE_WRITE for an older epoch.
+        """
 
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()

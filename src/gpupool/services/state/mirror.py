@@ -15,7 +15,7 @@ from gpupool.domain.ids import Epoch, WorkloadId
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.lifecycle import Effect, Transition, lost_s, workload_state
 from gpupool.domain.work.service import Service
-from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind
+from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadKind, holder_index
 from gpupool.domain.work.workspace import Workspace
 from gpupool.services.ports.store import ChangeSet, LiveState
 
@@ -72,12 +72,19 @@ class Mirror:
         return self.replicas.get(workload, {}).get(index)
 
     def lease_of(self, replica: Replica | None) -> GpuLease | None:
-        """Return the unreleased lease that a replica uses."""
-        return None if replica is None or replica.lease is None else self.leases.get(replica.lease)
+        """Return the unreleased lease that a replica uses; of a lazy one, that of its GPUs if it has them."""
+        if replica is None or replica.lease is None:
+            return None
+        return self.leases.get(replica.gpu_lease or replica.lease)
+
+    def holder(self, lease: GpuLease) -> Replica | None:
+        """Return the replica of a live workload that a lease was granted to."""
+        return self.replica(lease.workload, holder_index(lease.index))
 
     def has_lease(self, workload: WorkloadId, index: int) -> bool:
         """Return True if the replica has an unreleased lease, also one of an older attempt."""
-        return any(self.leases[e].index == index for e in self.leases_by_workload.get(workload, ()))
+        epochs = self.leases_by_workload.get(workload, ())
+        return any(holder_index(self.leases[epoch].index) == index for epoch in epochs)
 
     def apply(self, changes: ChangeSet) -> None:
         """Apply a committed change; workloads that have ended are removed with their replicas."""
@@ -211,6 +218,10 @@ class Draft:
         """Return a replica as drafted."""
         return self._rows.get(workload, {}).get(index) or self._mirror.replica(workload, index)
 
+    def holder(self, lease: GpuLease) -> Replica | None:
+        """Return the replica that a lease was granted to, as drafted."""
+        return self.replica(lease.workload, holder_index(lease.index))
+
     def replicas(self, workload: WorkloadId) -> Iterable[Replica]:
         """Yield all replicas of a workload as drafted."""
         indices = set(self._mirror.replicas.get(workload, ())) | set(self._rows.get(workload, ()))
@@ -287,9 +298,9 @@ class Draft:
         return workload is not None and workload.kind is WorkloadKind.EXEC
 
     def _release_unused(self) -> None:
-        touched = {row.lease for row in self._drafted() if row.lease is not None}
+        touched = {epoch for row in self._drafted() for epoch in row.leases}
         touched |= {e for w in self._touched for e in self._mirror.leases_by_workload.get(w, ())}
-        touched |= {old.lease for old in self._before() if old.lease is not None}
+        touched |= {epoch for old in self._before() for epoch in old.leases}
         for epoch in touched:
             lease = self.lease(epoch)
             if lease is None or lease.released_at is not None:
@@ -299,7 +310,7 @@ class Draft:
 
     def _note_loss(self, lease: GpuLease) -> float:
         """Add the work that was lost with an attempt to its replica's row; return its seconds."""
-        workload, holder = self.workload(lease.workload), self.replica(lease.workload, lease.index)
+        workload, holder = self.workload(lease.workload), self.holder(lease)
         if workload is None or holder is None or holder.attempt != lease.attempt:
             return 0.0
         lost = lost_s(workload, holder)
@@ -312,8 +323,8 @@ class Draft:
         return [row for row in rows if row is not None]
 
     def _in_use(self, lease: GpuLease) -> bool:
-        holder = self.replica(lease.workload, lease.index)
-        if holder is not None and holder.lease == lease.epoch and holder.state.placed:
+        holder = self.holder(lease)
+        if holder is not None and lease.epoch in holder.leases and holder.state.placed:
             return True
         return bool(self.execs_on(lease.epoch))
 

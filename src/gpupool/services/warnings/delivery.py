@@ -47,11 +47,11 @@ _SUBJECTS = {
 }
 _ADVICE = {
     WarningKind.IDLE: "Use its GPUs, or release them: gpupool stop {}",
-    WarningKind.TIME: "Save its state before then. Output: gpupool logs {}",
+    WarningKind.TIME: "Save its state before then. Output: gpupool logs {replica}",
     WarningKind.LEASE: "Extend the lease: gpupool extend {}",
     WarningKind.PREEMPTED: "It is queued again and restarts later. Reason: gpupool describe {}",
     WarningKind.ENDED: "Details: gpupool describe {}",
-    WarningKind.STARTED: "Output: gpupool logs {}",
+    WarningKind.STARTED: "Output: gpupool logs {replica}",
     WarningKind.HEAD: "If the leader fails now, {} cannot take over. Run on that machine: gpupool doctor",
     WarningKind.BACKUP: "The pool retries. Copies and schedule: gpupool backup --list",
     WarningKind.SERVICE: "Replicas, requests and revisions: gpupool service describe {}",
@@ -79,7 +79,7 @@ def _paragraph(warning: HolderWarning, zone: tzinfo) -> str:
     what = f"{called(warning)} ({warning.workload}, project {warning.project}): "
     if warning.kind in FOR_ADMINISTRATORS:
         what = ""  # the message names it
-    advice = warning.remedy or _ADVICE[warning.kind].format(warning.name)
+    advice = warning.remedy or _ADVICE[warning.kind].format(warning.name, replica=called(warning))
     return f"{what}{warning.message}{_when(warning, zone)}.\n  {advice}\n"
 
 

@@ -36,7 +36,7 @@ class LeaseService:
         found = []
         for epoch in sorted(mirror.leases):
             lease = mirror.leases[epoch]
-            workload, replica = mirror.workloads.get(lease.workload), mirror.replica(lease.workload, lease.index)
+            workload, replica = mirror.workloads.get(lease.workload), mirror.holder(lease)
             active = lease.granted_at
             if workload is not None and replica is not None:
                 active = max(active, self._engine.last_active(workload, replica, now))

@@ -32,6 +32,7 @@ from gpupool.specs.request import Submitter, WorkloadRequest, digest_of, referen
 
 MAX_LIVE_REPLICAS = 200_000
 MAX_PROGRAMS_PER_USER = 256  # of the kind exec: commands, shells and SSH sessions
+START_TIMEOUT_S = 10.0  # of the workload on whose GPUs a program starts
 LEASE_IDLE_S = 1800.0  # default idle limit of a bare lease
 
 
@@ -138,6 +139,10 @@ class SubmissionService:
         if workspace.user != workload.user:
             raise forbidden(f"The home of {workspace.name} belongs to {workspace.user}.")
         self._check_unused(workspace.id, workload.program.argv)
+        if workload.limits.lazy and self._engine.mirror.reservation_of(workspace.id) is not None:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST, f"{workspace.name} has reserved GPUs.", "Release them, or omit lazy."
+            )
         self._checks.workspaces.check_disk(workspace.user, workspace.project)
         labels = tuple(sorted({**dict(workload.gpus.labels), NODE: workspace.node}.items()))
         program = replace(workload.program, workspace=workspace.id)
@@ -290,6 +295,8 @@ class SubmissionService:
     async def write(self, actor: Actor, prepared: Prepared) -> Workload:
         """Store a prepared workload."""
         workload, replicas = prepared.workload, prepared.replicas
+        if workload.kind is WorkloadKind.EXEC:
+            await self._wait_for_host(WorkloadId(workload.on or ""), workload.on_index)
 
         async def build(draft: Draft) -> Workload:
             self.put(draft, actor, prepared)
@@ -318,6 +325,15 @@ class SubmissionService:
         for row in prepared.replicas:
             draft.put_replica(row)
         draft.note(Event(draft.now, actor.user, Reason.SUBMITTED, f"submitted {workload.name}", workload.id))
+
+    async def _wait_for_host(self, host: WorkloadId, index: int) -> None:
+        """Wait while the replica whose GPUs a program uses starts: its workload is shown as running already."""
+
+        def has_started() -> bool:
+            replica = self._engine.mirror.replica(host, index)
+            return replica is None or replica.state is not ReplicaState.STARTING
+
+        await self._engine.wait_for_change(host, START_TIMEOUT_S, has_started)
 
     async def note_dependencies(self, workload: Workload) -> None:
         """Load the end of ended workloads that this one depends on."""

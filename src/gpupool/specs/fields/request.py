@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.nodes.gpu import mentions_mig
+from gpupool.domain.nodes.sharing import LAZY_MODE, mode_of_whole
 from gpupool.domain.work.mail_types import parse_mail_types
 from gpupool.domain.work.program.container import ContainerNetwork, PullPolicy
 from gpupool.domain.work.program.git_source import parse_git_source
@@ -118,6 +120,7 @@ class RequestOptions(TypedDict, total=False):
     grace: Quantity
     notice_signal: str
     on_preempt: str
+    lazy: bool
     checkpoint: Quantity
     begin: Quantity
     lifetime: Quantity
@@ -198,6 +201,8 @@ class WorkloadRequest(Strict):
     """Signal that is sent before preemption; TERM follows later."""
     on_preempt: Annotated[OnPreempt, Field(strict=False)] = OnPreempt.SIGNAL
     """On preemption: signal (notice, signal and grace period) or kill (at once: it has nothing to save)."""
+    lazy: bool = False
+    """Hold no GPU until the program first uses CUDA; it then waits for its GPUs on its node. Experimental."""
     begin: quantities.Duration = None
     """Do not start before this time after the submission."""
     checkpoint: quantities.DurationOrNone = None
@@ -297,6 +302,7 @@ def _check_agreement(request: WorkloadRequest) -> None:
     _check_git(request)
     _check_workspace(request)
     _check_preemption(request)
+    _check_lazy(request)
     _check_service(request)
     _check_replicas(request)
     _check_gang(request)
@@ -375,8 +381,6 @@ def _check_git(request: WorkloadRequest) -> None:
         return
     alone = request.kind not in {WorkloadKind.EXEC, WorkloadKind.LEASE}
     _refuse_if(not alone, f"must be omitted for the kind {request.kind.value}.", ("git",))
-    inside = request.image is not None or any(role.image is not None for role in request.roles)
-    _refuse_if(inside, "must be omitted with an image.", ("git",), "Clone a folder on the node and mount it with -v.")
 
 
 def _check_preemption(request: WorkloadRequest) -> None:
@@ -384,6 +388,22 @@ def _check_preemption(request: WorkloadRequest) -> None:
     hint = "Use on_preempt: signal, or leave out notice_signal and checkpoint: 0."
     wrong = saves and request.on_preempt is OnPreempt.KILL
     _refuse_if(wrong, "cannot be kill for a program that saves its state when it is notified.", ("on_preempt",), hint)
+
+
+def _check_lazy(request: WorkloadRequest) -> None:
+    if not request.lazy:
+        return
+    one = request.kind in {WorkloadKind.RUN, WorkloadKind.INTERACTIVE, WorkloadKind.TRAINING}
+    many = request.sweep is not None or (request.completions or 1) > 1 or (request.parallelism or 1) > 1
+    many = many or request.gang is not None or bool(request.roles)
+    _refuse_if(not one or many, "is for a single program.", ("lazy",))
+    _refuse_if(request.gpus.count == 0, "needs GPUs to wait for.", ("lazy",), "Add a number or a part of GPUs.")
+    inside = request.image is not None
+    _refuse_if(inside, "must be false with an image: a container gets its GPUs at its start.", ("lazy",))
+    other = request.gpus.sharing not in {None, LAZY_MODE, mode_of_whole(partitioned=False)}
+    _refuse_if(other, f"needs the sharing mode {LAZY_MODE.value}.", ("lazy",))
+    instance = any(mentions_mig(model) for model in request.gpus.models)
+    _refuse_if(instance, "must be false for MIG instances.", ("lazy",))
 
 
 def _check_workspace(request: WorkloadRequest) -> None:

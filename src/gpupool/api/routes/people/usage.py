@@ -30,9 +30,10 @@ from gpupool.api.schemas.usage import (
 )
 from gpupool.api.views.results_view import csv_cell
 from gpupool.domain.usage import CostRates, GroupBy, Period, Steps, UsageFilter, UsageLine, WaitLine
+from gpupool.services.ports.usage import OTHERS
 from gpupool.services.usage.accounting import AccountingService
 from gpupool.services.usage.efficiency import compare
-from gpupool.services.usage.reports import OTHERS, ReportRequest, UsageReport, make_report
+from gpupool.services.usage.reports import ReportRequest, UsageReport, make_report
 
 HEAD = (
     *("by", "since", "until", "key", "name", "project", "user", "allocated_gpu_hours", "requested_gpu_hours"),

@@ -30,7 +30,13 @@ from gpupool.api.deps import (
     encode_page,
 )
 from gpupool.api.schemas.bodies import ExtendBody, PriorityBody, RestartBody, SignalBody, StopBody
-from gpupool.api.schemas.work.workloads import WhyView, WorkloadDetail, WorkloadList, WorkloadView
+from gpupool.api.schemas.work.workloads import (
+    WhyView,
+    WorkloadDetail,
+    WorkloadList,
+    WorkloadSummaries,
+    WorkloadView,
+)
 from gpupool.api.server.peer import peer_uid
 from gpupool.api.views import plan_view, workload_view
 from gpupool.api.views.workload_view import Viewer
@@ -56,7 +62,7 @@ def viewer_of(request: Request, caller: Actor) -> Viewer:
     return Viewer(caller, local=peer_uid(request) is not None)
 
 
-@router.get("", response_model=WorkloadList)
+@router.get("", response_model=WorkloadList | WorkloadSummaries)
 async def list_workloads(  # noqa: PLR0913 - each is a query parameter of the route
     *,
     request: Request,
@@ -77,6 +83,9 @@ async def list_workloads(  # noqa: PLR0913 - each is a query parameter of the ro
         Word, Query(description="created, name, state, project, user, gpus, ran, ended; -KEY: reversed.")
     ] = ("-created"),
     count: Annotated[bool, Query(description="Count the workloads on all pages: ``total``.")] = False,
+    summary: Annotated[
+        bool, Query(description="Return only the fields of a list, a third of the data: ``WorkloadSummary``.")
+    ] = False,
     limit: Limit = 100,
     cursor: Cursor | None = None,
 ) -> Response:
@@ -95,13 +104,13 @@ async def list_workloads(  # noqa: PLR0913 - each is a query parameter of the ro
     page = _paged(wanted, cursor)
     found = await services.workloads.list(caller, page)
     viewer = viewer_of(request, caller)
-    return answer(
-        WorkloadList(
-            workloads=[await workload_view.workload_view(services, viewer, workload) for workload in found],
-            next_cursor=_next_cursor(page, found) if len(found) == limit else None,
-            total=await services.workloads.count(caller, wanted) if count else None,
-        )
-    )
+    next_cursor = _next_cursor(page, found) if len(found) == limit else None
+    total = await services.workloads.count(caller, wanted) if count else None
+    if summary:
+        summaries = [await workload_view.workload_summary(services, viewer, workload) for workload in found]
+        return answer(WorkloadSummaries(workloads=summaries, next_cursor=next_cursor, total=total))
+    views = [await workload_view.workload_view(services, viewer, workload) for workload in found]
+    return answer(WorkloadList(workloads=views, next_cursor=next_cursor, total=total))
 
 
 def _paged(wanted: WorkloadFilter, cursor: str | None) -> WorkloadFilter:

@@ -81,7 +81,30 @@ class ReplicaCounts(View):
     stopped: int = 0
 
 
-class WorkloadView(View):
+class WorkloadSummary(View):
+    """The fields of a workload that a list of workloads shows; they mean the same as in ``WorkloadView``."""
+
+    id: str
+    name: str
+    kind: WorkloadKind
+    project: str
+    user: str
+    state: WorkloadState
+    gpus: GpuRequestView
+    created_at: float
+    expires_at: float | None
+    completions: int
+    counts: ReplicaCounts
+    command: list[str] | None
+    on: str | None
+    reason: ReasonView | None
+    node: str | None
+    ending: EndingView | None = None
+    retrying: RetryingView | None = None
+    lazy: Literal["unused", "waiting", "held"] | None = None
+
+
+class WorkloadView(WorkloadSummary):
     """One workload. ``command``, ``workdir``, ``image`` and ``volumes`` are null for callers who may not see them.
 
     ``node`` is that of a workload with one replica; ``exit_status`` too, and of a gang that of the member that decided.
@@ -90,32 +113,18 @@ class WorkloadView(View):
     a part of a GPU is not decided, ``held`` on another workload's GPUs, ``none`` without any. ``workspace`` is the id
     of the workspace in whose home it runs, ``git`` the repository that is cloned before the start,
     ``mail`` the moments about which its user wants mail. ``ending`` is null
-    until it has ended; ``retrying`` is set while a replica waits for its next attempt.
+    until it has ended; ``retrying`` is set while a replica waits for its next attempt. ``lazy`` is the state of a lazy
+    program that runs: it has not used CUDA (``unused``), waits for its GPUs (``waiting``) or has them (``held``).
     """
 
-    id: str
-    name: str
-    kind: WorkloadKind
-    project: str
-    user: str
-    state: WorkloadState
     priority: int
     preemptible: bool
-    gpus: GpuRequestView
-    created_at: float
     started_at: float | None
     finished_at: float | None
-    expires_at: float | None
-    completions: int
     parallelism: int
-    counts: ReplicaCounts
-    command: list[str] | None
     workdir: str | None
     labels: dict[str, str]
-    on: str | None
-    reason: ReasonView | None
     exit_status: int | None
-    node: str | None
     gpu_uuids: list[str]
     suspended: bool
     stop_reason: str | None
@@ -132,8 +141,6 @@ class WorkloadView(View):
     workspace: str | None = None
     git: str | None = None
     mail: str | None = None
-    ending: EndingView | None = None
-    retrying: RetryingView | None = None
 
 
 class RoleView(View):
@@ -172,6 +179,14 @@ class WorkloadList(View):
     """
 
     workloads: list[WorkloadView]
+    next_cursor: str | None
+    total: int | None = None
+
+
+class WorkloadSummaries(View):
+    """One page of workloads with the fields of a list, for ``summary=true``."""
+
+    workloads: list[WorkloadSummary]
     next_cursor: str | None
     total: int | None = None
 
@@ -235,7 +250,7 @@ class ReplicaView(View):
 
 
 class LeaseView(View):
-    """Shares of GPUs granted to one attempt of one replica."""
+    """Shares of GPUs granted to one attempt of one replica; ``index`` is -1 for the GPUs of a lazy workload."""
 
     epoch: int
     index: int
@@ -272,6 +287,7 @@ class LimitsView(View):
     checkpoint_s: float | None = None
     begin_s: float | None = None
     on_preempt: OnPreempt = OnPreempt.SIGNAL
+    lazy: bool = False
 
 
 class DependencyView(View):

@@ -101,7 +101,7 @@ def ps(  # noqa: PLR0913, PLR0917 - one parameter per option
     ABOUT shows why a workload waits, how it ended, or its command.
     """
     query = {"all": every or bool(state), "state": [str(s) for s in state or ()], "project": project, "user": user}
-    query |= {"name": name, "label": label, "search": search, "sort": sort}
+    query |= {"name": name, "label": label, "search": search, "sort": sort, "summary": None if json else True}
     pool = open_pool()
     if watch and not json:
         from gpupool.cli.tui.watch import watch_screen
@@ -133,7 +133,7 @@ def list_(
         return
     pool = open_pool()
     if what is Listed.JOBS:
-        found = {"workloads": pool.workloads({"all": every})}
+        found = {"workloads": pool.workloads({"all": every, "summary": None if json else True})}
         lines = workload_lines(found["workloads"], time.time(), out_style())
     elif what is Listed.NODES:
         found = pool.get("nodes")
@@ -206,7 +206,7 @@ def _described(pool: PoolClient, kind: Described, found: Any) -> list[str]:
     if kind is Described.PROJECT:
         return people.project_detail_lines(found, style)
     events = pool.get("events", {"workload": found["id"], "newest": True, "limit": EVENTS_SHOWN})["events"]
-    waits = found["state"] == WorkloadState.QUEUED
+    waits = found["state"] == WorkloadState.QUEUED or found.get("lazy") == "waiting"
     reasons = pool.get(workload_path(found["id"], "why")) if waits else None
     used = _efficiency(pool, found) if found["started_at"] else None
     return detail_lines(found, events, reasons, now, style, used)

@@ -57,6 +57,8 @@ class ContainerSpec:
     supports it (empty: the job's own user). ``shm_mib`` is the size of ``/dev/shm``. ``roots``: host volumes must be in
     one of these folders; empty: any folder except the machine's own. ``inside`` (``workload.index``) is the replica in
     whose container this program runs (``exec``). ``layers`` (a workspace) keep what the program changes in the image.
+    ``git`` is a repository (``git_source``) that the node clones and mounts into the working folder; without ``cwd``,
+    that is ``GIT_FOLDER``.
     """
 
     image: str
@@ -70,7 +72,10 @@ class ContainerSpec:
     roots: tuple[str, ...] = ()
     inside: str = ""
     layers: str = ""
+    git: str = ""
 
+
+GIT_FOLDER = "/workspace"
 
 # Variables that describe places on the machine they come from.
 _HOST_VARIABLES = frozenset(

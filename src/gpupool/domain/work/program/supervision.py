@@ -104,7 +104,8 @@ class ProcessSpec:
     ``fence_after_s``: it is ended after this time without contact between node and control plane. ``record``: what a
     control plane needs to rebuild the workload if its database has lost it; the node only stores it
     (``services.lifecycle.adoption_records``). ``workspace``: it runs in the home of the workspace with this id (empty:
-    none); ``cwd`` may then be relative to the home.
+    none); ``cwd`` may then be relative to the home. ``lazy``: it starts without GPUs, and its first use of CUDA waits
+    until ``gpus`` are attached, under the epoch ``gpu_epoch``.
     """
 
     key: str
@@ -137,6 +138,8 @@ class ProcessSpec:
     ports: tuple[int, ...] = ()
     record: dict[str, Any] = field(default_factory=dict)
     workspace: str = ""
+    lazy: bool = False
+    gpu_epoch: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -185,6 +188,8 @@ class ProcessStatus:
 
     ``mode`` is the sharing mode in force and ``guarantee`` a sentence that says what it guarantees; both are empty if
     the agent does not report them. ``saved_at``, ``step`` and ``metrics`` are the program's ``Progress``.
+    ``gpu_wanted_at``: when a lazy program first used CUDA (None: not yet). ``gpu_epoch``: the epoch under which it got
+    its GPUs (0: it has none).
     """
 
     key: str
@@ -201,6 +206,8 @@ class ProcessStatus:
     saved_at: float | None = None
     step: int | None = None
     metrics: tuple[tuple[str, float], ...] = ()
+    gpu_wanted_at: float | None = None
+    gpu_epoch: int = 0
 
     def moved_by(self, seconds: float) -> ProcessStatus:
         """Return the status with all its times moved, from the clock of the node to that of the pool."""
@@ -217,6 +224,7 @@ class ProcessStatus:
             started_at=moved(self.started_at),
             last_active_at=moved(self.last_active_at),
             saved_at=moved(self.saved_at),
+            gpu_wanted_at=moved(self.gpu_wanted_at),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shutil
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpupool.domain.errors import EXIT_NOT_EXECUTABLE
-from gpupool.domain.work.program.container import ContainerSpec, VolumeKind
+from gpupool.domain.work.program.container import GIT_FOLDER, ContainerSpec, VolumeKind
+from gpupool.domain.work.program.git_source import GitSource, parse_git_source
+from gpupool.node.files import git_clone
 from gpupool.node.host.child import ProgramChild, StartError
-from gpupool.node.runners.container import command, volumes
+from gpupool.node.runners.container import cleanup, command, volumes
 from gpupool.node.runners.container.command import ContainerUser
 from gpupool.node.runners.container.engine import clean_environment
 from gpupool.node.runners.container.spec import ContainerSetup, Mount
 
 STAGING = "volumes"
+CLONE_FAILED = 128  # as git
+MAX_GIT_MESSAGE, MAX_SHOWN = 64 * 1024, 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +38,17 @@ class ContainerChild(ProgramChild):
         container = spec.container or ContainerSpec(setup.image)
         who = _identity(spec.uid, spec.gid)
         _check_user(setup, container, who)
-        env = self._env_file({**self.environment, **(setup.env or {})})
+        secrets = git_clone.SECRETS if container.git else ()
+        given = {name: value for name, value in self.environment.items() if name not in secrets}
+        env = self._env_file({**given, **(setup.env or {})})
         if setup.home:
             return tuple(command.exec_command(setup, spec, env, who)), _own_environment(spec.env)
         self._make_empty(container, who)
-        mounts = self._host_mounts(setup, container)
+        cloned = []
+        if container.git:
+            spec = replace(spec, cwd=spec.cwd or GIT_FOLDER)
+            cloned = self._clone(setup, parse_git_source(container.git), spec.cwd, who)
+        mounts = self._host_mounts(setup, container) + cloned
         argv = command.run_command(setup, spec, self.folder, env, mounts, who)
         return tuple(argv), _own_environment(spec.env)
 
@@ -75,6 +88,32 @@ class ContainerChild(ProgramChild):
                 if os.geteuid() == 0:
                     os.chown(place, who.uid, who.gid)
 
+    def _clone(self, setup: ContainerSetup, source: GitSource, cwd: str, who: ContainerUser) -> list[Mount]:
+        """Clone a repository on the node with the user's rights and return its mount. Raises ``StartError``.
+
+        A clone in a folder of the machine that the container shows anyway (the job's files) needs no mount.
+        """
+        env = _git_environment(self.environment, who.uid)
+        if any(f"{cwd}/".startswith(f"{own.target}/") and not own.read_only for own in setup.mounts):
+            _clone_as(who, source, Path(cwd), source.path, env)
+            return []
+        place = Path(setup.clones, f".{self.folder.name}.git")
+        place.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(mode=0o700)
+        try:
+            if os.geteuid() == 0:
+                os.chown(place, who.uid, who.gid)
+            _clone_as(who, source, place, cleanup.REPOSITORY, env)
+            kept = self.folder / cleanup.REPOSITORY
+            shutil.rmtree(kept, ignore_errors=True)
+            (place / cleanup.REPOSITORY).rename(kept)  # its folder is the agent's: the user cannot replace it any more
+            if not stat.S_ISDIR(kept.lstat().st_mode):
+                raise StartError(CLONE_FAILED, f"{source.url} was not cloned: its folder was replaced")
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        return [Mount(str(kept), f"{cwd}/{source.path}", read_only=False)]
+
     def _host_mounts(self, setup: ContainerSetup, container: ContainerSpec) -> list[Mount]:
         """Return mounts by descriptor if the engine runs as root; else by path, with the user's rights."""
         wanted = [volume for volume in container.volumes if volume.kind is VolumeKind.HOST]
@@ -86,6 +125,42 @@ class ContainerChild(ProgramChild):
         except OSError as error:
             raise StartError(EXIT_NOT_EXECUTABLE, f"Cannot mount a volume: {error.strerror}") from error
         return [Mount(place, v.target, v.read_only) for place, v in zip(places, wanted, strict=True)]
+
+
+def _git_environment(env: Mapping[str, str], uid: int) -> dict[str, str]:
+    """Return the environment of git on the node: the user's account, and what the job sets for git and proxies."""
+    given = {n: v for n, v in env.items() if n.startswith(("GIT_", "GITSYNC_")) or n.lower().endswith("_proxy")}
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return {"PATH": os.defpath, "HOME": "/", **given}
+    return {"PATH": os.defpath, "HOME": entry.pw_dir, "USER": entry.pw_name, **given}
+
+
+def _clone_as(who: ContainerUser, source: GitSource, folder: Path, name: str, env: dict[str, str]) -> None:
+    """Clone into ``folder/name`` in a process of the user. Raises ``StartError`` with the last message of git."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(write, 2)
+            if os.geteuid() == 0:
+                os.setgroups(list(who.groups))
+                os.setresgid(who.gid, who.gid, who.gid)
+                os.setresuid(who.uid, who.uid, who.uid)
+            os.chdir(folder)
+            git_clone.clone(source.url, source.revision, folder / name, git_clone.git_environment(env, source.url))
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - nothing may escape from a forked child
+            os.write(2, f"\n{error}".encode("utf-8", "replace"))
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read(MAX_GIT_MESSAGE).decode("utf-8", "replace")
+    if os.waitpid(pid, 0)[1] != 0:
+        why = " ".join(line.strip() for line in said.splitlines() if line.strip() and "above" not in line)
+        raise StartError(CLONE_FAILED, f"{source.url} was not cloned into {source.path}: {why[-MAX_SHOWN:]}")
 
 
 def _own_environment(asked: Mapping[str, str]) -> dict[str, str]:

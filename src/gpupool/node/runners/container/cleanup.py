@@ -14,6 +14,7 @@ from gpupool.node.runners.container.engine import LABEL, PREFIX, WORKSPACE_LABEL
 from gpupool.node.runners.container.probe import group_paths
 from gpupool.node.runners.container.spec import ContainerSetup, cid_file, container_name
 
+REPOSITORY = "repository"  # the clone that is mounted into the container
 MAX_TRIES = 3  # the first may only make the engine notice that the container has ended
 
 
@@ -43,7 +44,8 @@ def end_foreign(setup: ContainerSetup, key: str) -> bool:
 
 def clean(engine: ContainerEngine | None, folder: Path) -> None:
     """Remove what an ended program may have left: its container, control groups, empty volumes."""
-    shutil.rmtree(folder / "empty", ignore_errors=True)
+    for name in ("empty", REPOSITORY):
+        shutil.rmtree(folder / name, ignore_errors=True)
     if engine is not None and _may_be_left(engine, folder):
         try:
             remove(engine, folder.name)

@@ -42,6 +42,7 @@ CREATED_TIMEOUT_S = 30.0  # from the start of the engine's command to the start 
 CREATED_PAUSE_S = 0.05
 MAX_JOBS = 64  # image jobs, including ended ones
 ENGINE_FILE = "container-engine.json"
+CLONES = "work"  # the folder of job folders, which users can reach
 EXECUTION = f"{ContainerExecution.__module__}:{ContainerExecution.__qualname__}"
 T = TypeVar("T")
 
@@ -188,6 +189,7 @@ class ContainerRunner:
             devices=parts.devices,
             env={**(parts.env or {}), **self._moved_env(request)},
             forbidden=self._forbidden(),
+            clones=str(self._state.parent / CLONES) if container.git else "",
         )
 
     def _moved_env(self, request: StartRequest) -> dict[str, str]:

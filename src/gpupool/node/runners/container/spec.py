@@ -29,7 +29,8 @@ class ContainerSetup:
 
     ``forbidden`` are folders of the pool that no volume may show. ``home`` is the key of the program in whose container
     this one runs; empty if it has its own. ``layers`` is the workspace that keeps the container's files, with
-    ``labels`` of the container and variables of the image to ``unset``.
+    ``labels`` of the container and variables of the image to ``unset``. A repository is cloned in
+    the folder ``clones``, which users can reach.
     """
 
     engine: ContainerEngine
@@ -43,6 +44,7 @@ class ContainerSetup:
     layers: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     unset: tuple[str, ...] = ()
+    clones: str = ""
 
     def write(self, folder: ReplicaFolder) -> None:
         """Write the file before the shepherd starts. Raises OSError."""

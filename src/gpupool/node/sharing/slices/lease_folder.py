@@ -20,6 +20,7 @@ from gpupool.node.sharing.slices import pages
 
 CONTROL = "control"
 STATUS = "status"
+WAITING = "waiting"  # in the folder of a lazy lease: the share library writes to it and waits for the control page
 _NEW = ".new-"
 _SECRET_BYTES = 9
 
@@ -55,12 +56,42 @@ class LeaseFolder:
 
     def open_to_all(self) -> None:
         """Let programs of a second user on the same lease write its status page. Raises OSError."""
-        (self.path / STATUS).chmod(0o666)
+        for name in (STATUS, WAITING):
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).chmod(0o666)
 
     @property
     def owner(self) -> int:
         """Return the owner of the status page. Raises OSError."""
         return (self.path / STATUS).stat().st_uid
+
+    def complete(self, control: bytes, gpu_count: int, uid: int | None) -> LeaseFolder:
+        """Write the pages of a lazy lease, the control page last; repetitions change nothing. Raises OSError."""
+        whole = LeaseFolder(self.lease, self.path, gpu_count)
+        if whole.sound():
+            return whole
+        others = stat.S_IMODE((self.path / WAITING).stat().st_mode) & 0o066
+        for name, data, mode, owner in (
+            (STATUS, pages.status_pages(gpu_count), 0o600 | others, uid),
+            (CONTROL, control, 0o644, None),
+        ):
+            new = self.path / f"{_NEW}{name}"
+            new.unlink(missing_ok=True)
+            _write(new, data, mode, owner)
+            new.rename(self.path / name)
+        return whole
+
+    def wanted_at(self) -> float | None:
+        """Return when a program first waited for the pages of a lazy lease; None: not yet."""
+        try:
+            found = (self.path / WAITING).lstat()
+        except OSError:
+            return None
+        return found.st_mtime if found.st_size else None
+
+    def lazy(self) -> bool:
+        """Return True if it is that of a lazy lease."""
+        return (self.path / WAITING).exists()
 
     def sound(self) -> bool:
         """Return True if both files exist, are regular and complete."""
@@ -87,18 +118,21 @@ def make_leases_folder(parent: Path, *, shared: bool) -> None:
     parent.chmod(mode)
 
 
-def make_lease_folder(parent: Path, lease: int, control: bytes, gpu_count: int, uid: int | None) -> LeaseFolder:
+def make_lease_folder(parent: Path, lease: int, control: bytes | None, gpu_count: int, uid: int | None) -> LeaseFolder:
     """Create a folder for a lease whose programs run as ``uid`` (None: as the agent).
 
-    Raises OSError; nothing is left then.
+    Without ``control`` it is a lazy lease, which gets its pages later. Raises OSError; nothing is left then.
     """
     name = f"{lease}-{secrets.token_urlsafe(_SECRET_BYTES)}"
     new = parent / f"{_NEW}{name}"
     try:
         new.mkdir()
         new.chmod(0o711)
-        _write(new / CONTROL, control, 0o644, None)
-        _write(new / STATUS, pages.status_pages(gpu_count), 0o600, uid)
+        if control is None:
+            _write(new / WAITING, b"", 0o600, uid)
+        else:
+            _write(new / CONTROL, control, 0o644, None)
+            _write(new / STATUS, pages.status_pages(gpu_count), 0o600, uid)
         new.rename(parent / name)
     except OSError:
         shutil.rmtree(new, ignore_errors=True)

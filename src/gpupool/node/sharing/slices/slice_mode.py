@@ -107,11 +107,15 @@ class ShareSharing:
         for path in stale_folders(self._parent, frozenset(lease.folder.path for lease in self._leases.values())):
             LeaseFolder(0, path, 0).remove()
         for lease in self._leases.values():
-            self._begin(lease)
+            if lease.gpus:
+                self._begin(lease)
 
     def _adopt(self, program: NodeProgram) -> None:
         number, path = _lease_of(program.spec), Path(program.env.get(LEASE_DIR, ""))
         lease = self._leases.get(number)
+        if program.spec.lazy:
+            self._adopt_lazy(number, path, program)
+            return
         if lease is None:
             folder = LeaseFolder(number, path, len(program.spec.gpus))
             if path.parent != self._parent or not folder.sound():
@@ -120,6 +124,42 @@ class ShareSharing:
             lease = self._leases[number] = _Lease(folder, program.spec.gpus)
         lease.programs[program.spec.key] = program
 
+    def _adopt_lazy(self, number: int, path: Path, program: NodeProgram) -> None:
+        """Take over a program of a lazy lease; if the last agent could not write its pages, write them."""
+        folder = LeaseFolder(number, path, 0)
+        if path.parent != self._parent or not folder.lazy():
+            log_event("folder of a lazy lease is gone", lease=number, key=program.spec.key, folder=str(path))
+            return
+        lease = self._leases.setdefault(number, _Lease(folder, ()))
+        lease.programs[program.spec.key] = program
+        if program.spec.gpus and not lease.gpus:
+            try:
+                self._complete(lease, program)
+            except (OSError, GpupoolError) as error:
+                log_event("pages of a lease not written", lease=number, error=repr(error))
+
+    def attach(self, program: NodeProgram) -> None:
+        """Write the pages of a lazy lease and inform the arbiter; its programs then find the pages."""
+        lease = self._leases.get(_lease_of(program.spec))
+        if lease is None:
+            raise GpupoolError(
+                ErrorCode.WRONG_STATE, f"{program.spec.key} has no lease on this node.", "Start it again."
+            )
+        lease.programs[program.spec.key] = program
+        if not lease.gpus:
+            self._complete(lease, program)
+            self._begin(lease)
+
+    def _complete(self, lease: _Lease, program: NodeProgram) -> None:
+        spec = program.spec
+        lease.folder = lease.folder.complete(self._control(lease.folder.lease, program), len(spec.gpus), spec.uid)
+        lease.gpus = spec.gpus
+
+    def wanted_at(self, program: NodeProgram) -> float | None:
+        """Return when a program first waited for the pages of its lazy lease."""
+        lease = self._leases.get(_lease_of(program.spec))
+        return None if lease is None else lease.folder.wanted_at()
+
     async def prepare(self, program: NodeProgram) -> PreparedShare:
         """Create a folder for a new lease, or add the program to an existing lease."""
         spec, caps = program.spec, self._caps()
@@ -127,7 +167,7 @@ class ShareSharing:
         lease = self._leases.get(number)
         try:
             if lease is None:
-                lease = self._make(number, program, caps)
+                lease = self._make(number, program)
             else:
                 self._admit(lease, spec)
         except OSError as error:
@@ -148,22 +188,28 @@ class ShareSharing:
             caps.binds.of(lease.folder.path, container=spec.container is not None),
         )
 
-    def _make(self, number: int, program: NodeProgram, caps: ShareCapabilities) -> _Lease:
+    def _make(self, number: int, program: NodeProgram) -> _Lease:
         spec = program.spec
+        control = self._control(number, program) if spec.gpus or not spec.lazy else None
+        make_leases_folder(self._parent, shared=self._host.shared)
+        folder = make_lease_folder(self._parent, number, control, len(spec.gpus), spec.uid)
+        lease = self._leases[number] = _Lease(folder, spec.gpus)
+        if control is not None:
+            self._begin(lease)
+        return lease
+
+    def _control(self, number: int, program: NodeProgram) -> bytes:
+        """Return the control pages of a new lease."""
+        caps = self._caps()
         cuda, nvml = program.path_inside(caps.drivers.cuda), program.path_inside(caps.drivers.nvml)
         try:
-            control = pages.control_pages(f"lease {number}", cuda, nvml, self._gpu_pages(spec, caps))
+            return pages.control_pages(f"lease {number}", cuda, nvml, self._gpu_pages(program.spec, caps))
         except ValueError as error:
             raise GpupoolError(
                 ErrorCode.UNSUPPORTED,
                 f"The pages of a slice cannot hold these shares: {error}.",
                 f"A slice can have parts of at most {pages.MAX_GPUS} GPUs.",
             ) from error
-        make_leases_folder(self._parent, shared=self._host.shared)
-        folder = make_lease_folder(self._parent, number, control, len(spec.gpus), spec.uid)
-        lease = self._leases[number] = _Lease(folder, spec.gpus)
-        self._begin(lease)
-        return lease
 
     def _begin(self, lease: _Lease) -> None:
         self._arbiter.add(lease.folder.path)
@@ -204,6 +250,7 @@ class ShareSharing:
                 {key: program.folder for key, program in lease.programs.items()},
             )
             for lease in self._leases.values()
+            if lease.gpus
         ]
 
     def _tenant_gpu(self, share: GpuShare, lease: _Lease) -> TenantGpu:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.units import format_mib
@@ -105,6 +106,14 @@ class TenantSample:
     busy: Mapping[int, float] | None
 
 
+class _Beat(NamedTuple):
+    """A heartbeat of the arbiter, as read from the control file of one lease; empty if that could not be read."""
+
+    pid: int | None
+    folder: Path
+    value: bytes
+
+
 class SliceWatch:
     """The loop. ``tenants`` returns the current ones, ``host`` notifies programs, ``sizes`` stores context sizes."""
 
@@ -123,7 +132,8 @@ class SliceWatch:
         self._rates: dict[tuple[int, str], _Rate] = {}
         self._paused = PausedProcesses(host.folder / PAUSED)
         self._pause: dict[tuple[int, str], tuple[tuple[Proc, ...], float]] = {}  # of throttled tenants
-        self._beat: tuple[int | None, bytes, int] = (None, b"", 0)
+        self._beat = _Beat(None, Path(), b"")
+        self._missed = 0  # checks in a row that read the same heartbeat
         self._driver = ThreadPoolExecutor(1, "nvml")
         self._task: asyncio.Task[None] | None = None
 
@@ -178,12 +188,16 @@ class SliceWatch:
                 del known[place]
 
     def _check_heartbeat(self, folder: LeaseFolder) -> None:
-        """Kill an arbiter that runs but whose heartbeat has stopped."""
-        pid, beat = self._arbiter.pid, folder.heartbeat()
-        missed = self._beat[2] + 1 if (pid, beat) == self._beat[:2] and pid is not None else 0
-        self._beat = (pid, beat, missed)
-        if missed >= MAX_MISSED_BEATS:
-            self._beat = (None, b"", 0)
+        """Kill an arbiter that runs but whose heartbeat has stopped.
+
+        Each lease has its own count, so only two values of one lease are compared. A file that cannot be read (its
+        lease has just ended) says nothing.
+        """
+        beat = _Beat(self._arbiter.pid, folder.path, folder.heartbeat())
+        stopped = beat == self._beat and beat.pid is not None and beat.value != b""
+        self._beat, self._missed = beat, self._missed + 1 if stopped else 0
+        if self._missed >= MAX_MISSED_BEATS:
+            self._missed = 0
             self._arbiter.kill("its heartbeat stands still")
 
     def _process(self, sample: TenantSample) -> None:
@@ -206,7 +220,7 @@ class SliceWatch:
         granted = self._rates.setdefault(place, _Rate()).percent(gpu.grant, time.monotonic())
         case = self._time_cases.setdefault(place, TimeCase())
         finding = None
-        serving = self._arbiter.pid is not None and self._beat[2] == 0
+        serving = self._arbiter.pid is not None and self._missed == 0
         if sample.busy is not None and granted is not None and serving and gpu.policy is not ComputePolicy.NONE:
             others = any(s.uuid == sample.uuid and s.busy and s.tenant is not sample.tenant for s in samples)
             concerned = others or gpu.policy is ComputePolicy.CAP

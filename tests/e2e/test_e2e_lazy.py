@@ -1,0 +1,105 @@
+"""Lazy sessions with real processes: the first use of CUDA waits in the share library until the pool has a GPU."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+from e2e_pool import RealPool, eventually
+
+from gpupool.node.host.native import missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason="the native parts are not built")
+
+# Prints a line for each step; uses CUDA when the file of its name exists.
+SESSION = """
+import os, sys, time
+print("ready", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+print("asks", flush=True)
+from cuda.bindings import driver as d
+assert d.cuInit(0)[0] == 0
+print("devices", d.cuDeviceGetCount()[1], flush=True)
+assert d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(d.cuDeviceGet(0)[1])[1])[0] == 0
+print("memory", d.cuMemGetInfo()[2] >> 20, flush=True)
+time.sleep(600)
+"""
+
+
+def start(pool: RealPool, name: str, *words: str) -> None:
+    program = (sys.executable, "-c", SESSION, f"{name}.go")
+    pool("submit", "--name", name, "--interactive", "--lazy", "--no-files", *words, "--", *program)
+    assert pool.becomes(name, "running")
+
+
+def use_cuda(pool: RealPool, name: str) -> None:
+    (pool.work / f"{name}.go").touch()
+    assert eventually(lambda: "asks" in pool.text("logs", name), pause_s=0.2)
+
+
+def test_session_waits_for_its_gpu_and_survives_kills_in_each_state(own_pool: RealPool) -> None:
+    pool = own_pool
+    pool("submit", "--name", "full", "--no-files", "--", "sleep", "600")
+    assert pool.becomes("full", "running")
+    start(pool, "session", "-p", "0.5")
+    assert "holds no GPU until it uses CUDA" in pool.text("ps")
+    assert "Lazy: " in pool.text("describe", "session")
+    for child in ("agent", "control-plane"):
+        pool.kill_child(child)
+    use_cuda(pool, "session")
+    assert eventually(lambda: "waiting for a GPU" in pool.text("ps"), pause_s=0.2)
+    assert "WAITING_FOR_GPU" in pool.text("why", "session")
+    for child in ("agent", "control-plane"):
+        pool.kill_child(child)
+    assert "waiting for a GPU" in pool.text("ps")
+    pool("stop", "full")
+    assert eventually(lambda: "memory 8192" in pool.text("logs", "session"), pause_s=0.2), pool.text("logs", "session")
+    assert "devices 1" in pool.text("logs", "session")
+    for child in ("agent", "control-plane"):
+        pool.kill_child(child)
+    assert pool.free_permille() == [500]
+    assert pool.state_of("session") == "running"
+    pool("stop", "session", "--grace", "0")
+    assert pool.all_free()
+
+
+def test_stop_ends_a_session_that_waits(own_pool: RealPool) -> None:
+    pool = own_pool
+    start(pool, "first", "-n", "1")
+    start(pool, "second", "-n", "1")
+    use_cuda(pool, "first")
+    assert eventually(lambda: "memory 16" in pool.text("logs", "first"), pause_s=0.2)
+    assert pool.free_permille() == [0]
+    use_cuda(pool, "second")
+    assert eventually(lambda: "waiting for a GPU" in pool.text("describe", "second"), pause_s=0.2)
+    pool("stop", "second", "--grace", "1")
+    assert pool.becomes("second", "stopped")
+    pool("stop", "first", "--grace", "0")
+    assert pool.all_free()
+
+
+def test_command_in_a_lazy_session_uses_its_gpu(pool: RealPool) -> None:
+    start(pool, "shell", "-p", "0.25")
+    ask = "from cuda.bindings import driver as d; print(int(d.cuInit(0)[0]), d.cuDeviceGetCount()[1])"
+    assert pool.text("exec", "shell", "--", sys.executable, "-c", ask).strip().endswith("0 1")
+    assert sorted(pool.free_permille()) == [750, 1000]
+    use_cuda(pool, "shell")
+    assert eventually(lambda: "memory 4096" in pool.text("logs", "shell"), pause_s=0.2)
+
+
+def test_run_says_that_it_waits(own_pool: RealPool) -> None:
+    pool = own_pool
+    pool("submit", "--name", "full", "--no-files", "--", "sleep", "600")
+    assert pool.becomes("full", "running")
+    ask = "from cuda.bindings import driver as d; print(int(d.cuInit(0)[0]), d.cuDeviceGetCount()[1])"
+    running = pool.begin("run", "--lazy", "-p", "0.5", "--no-files", "--", sys.executable, "-c", ask)
+    assert eventually(lambda: "waiting for a GPU" in pool.text("ps"), pause_s=0.2)
+    time.sleep(2)
+    pool("stop", "full")
+    out, err = running.communicate(timeout=60)
+    assert out.decode().split() == ["0", "1"]
+    assert "gpupool: waiting for a GPU" in err.decode()
+    assert running.returncode == 0
+    assert pool.all_free()
