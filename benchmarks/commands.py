@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _common import GPUPOOL, Pool, machine, percentile, table, until, write_result
+from _common import GPUPOOL, Pool, machine, percentile, table, write_result
 from _slurm import Slurm, installed
 
 GOAL_WALL_MS, GOAL_CPU_MS, GOAL_QUEUED_MS = 100.0, 80.0, 500.0
@@ -125,13 +125,14 @@ def measure(rounds: int, queued: int, before: str | None) -> dict[str, Any]:
 
 
 def queue(pool: Pool, count: int) -> None:
-    """Queue jobs that do not fit."""
+    """Queue jobs that do not fit. Raises ``RuntimeError`` when the pool refuses one, or does not have all of them."""
     api = pool.api()
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(Path.home())}
     for number in range(count):
         body = {"name": f"q{number}", "command": ["train"], "workdir": "/", "env": env}
-        api.ask("POST", "/v1/workloads", body | {"gpus": {"count": 4, "model": "V100"}})
-    until(lambda: bool(api.ask("GET", "/v1/health")), 60)
+        api.ask("POST", "/v1/workloads", body | {"gpus": {"count": 4, "models": ["V100"]}})
+    if (waiting := api.ask("GET", "/v1/pool")["queued"]) < count:
+        raise RuntimeError(f"{waiting} of {count} jobs wait")
 
 
 def show(times: dict[str, Any]) -> None:

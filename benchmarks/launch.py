@@ -1,4 +1,4 @@
-"""Time of `gpupool run -- true` in a warm pool, compared with a direct start of the same program.
+"""Time of `gpupool run -g 1 -- true` in a warm pool, compared with a direct start of the same program.
 
 `python benchmarks/launch.py [--pairs 150]`: pairs of both, alternating so that other load affects both
 equally; `srun` in turn where Slurm is installed (as root); and the time of `gpupool --help`. Prints a table and
@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from _common import GPUPOOL, Pool, machine, spread, table, write_result
+from _common import GPUPOOL, Pool, machine, percentile, spread, table, write_result
 from _slurm import Slurm, installed
 
 GOAL_P50_MS = 45.0
@@ -60,7 +60,7 @@ def stages(pool: Pool, runs: int) -> dict[str, list[float]]:
 
 def measure(pairs: int) -> dict[str, Any]:
     """Measure both alternately, and compute the differences."""
-    whole = (GPUPOOL, "run", "-q", "-p", "0.1", "--", "true")
+    whole = (GPUPOOL, "run", "-q", "-g", "1", "--", "true")
     with ExitStack() as stack:
         pool = stack.enter_context(Pool("4xT4"))
         slurm = stack.enter_context(Slurm()) if installed() else None
@@ -81,10 +81,19 @@ def measure(pairs: int) -> dict[str, Any]:
         "goals_ms": {"p50": GOAL_P50_MS, "p99": GOAL_P99_MS, "help": GOAL_HELP_MS},
         "gpupool_run_true_ms": spread(through, 1000),
         "srun_true_ms": spread(by_slurm, 1000) if by_slurm else None,
+        "run_to_srun": ratios(through, by_slurm) if by_slurm else None,
         "true_directly_ms": spread(direct, 1000),
         "python_that_does_nothing_ms": spread(bare, 1000),
         "since_submission_ms": {name: spread(times, 1000) for name, times in steps.items()},
         "help_ms": spread(helping, 1000),
+    }
+
+
+def ratios(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Return the time of `gpupool run` divided by that of `srun`: of the medians, and of the fastest runs."""
+    return {
+        "p50": round(percentile(ours, 50) / percentile(theirs, 50), 2),
+        "min": round(min(ours) / min(theirs), 2),
     }
 
 
@@ -105,6 +114,8 @@ def show(result: dict[str, Any]) -> None:
             [(n, t["p50"], t["p99"], t["min"], t["max"], g) for n, t, g in rows],
         )
     )
+    if result["run_to_srun"]:
+        print("gpupool run / srun:", ", ".join(f"{name} {ratio}" for name, ratio in result["run_to_srun"].items()))
 
 
 def main() -> int:

@@ -18,8 +18,10 @@ one run of the scheduler itself:
 second job saves every 30 minutes and says so, the others save nothing.
 
 Given are the hours from submission to the first start (`wait_h`), and by how much later than alone jobs ended
-(`delay_h`), which has in it what evictions cost. Beside it, for the whole trace: what a simulation of the same jobs
-that only counts GPUs gave for first come, first served with up to 200 skipped, and for shortest job first. With --jobs
+(`delay_h`), which has in it what evictions cost. A project with most of the jobs decides their mean, so `delay_h` also
+has the mean of the projects' means (`by_project`) and the mean over GPU hours (`by_gpu_hour`). Beside it, for the whole
+trace: what a simulation of the same jobs that only counts GPUs gave for first come, first served with up to 200
+skipped, and for shortest job first. With --jobs
 only the first jobs are submitted; the figures for comparison do not apply then. All loads and orders of the whole trace
 take more than an hour on two cores: the default is one load. Prints a table and writes JSON into benchmarks/results.
 """
@@ -29,10 +31,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean, mean
 from time import perf_counter
 
 from decide import RESULTS, machine
@@ -47,7 +51,7 @@ from gpupool.simulate.engine import Simulation
 from gpupool.simulate.load import at_load, capacity_of
 from gpupool.simulate.metrics import summary
 from gpupool.simulate.traces import TraceFormat, read_trace
-from gpupool.simulate.values import Rules, TraceJob
+from gpupool.simulate.values import Fate, Rules, TraceJob
 
 FIRST, END = (datetime(2017, month, 1, tzinfo=UTC).timestamp() for month in (10, 12))
 MOST_GPUS = 64
@@ -61,6 +65,7 @@ MEAN_WAIT_H = {  # load: first come first served with skipping, shortest job fir
 THIN_CLUSTER, THIN_MOST_GPUS, DAY_S = "8x8xP100", 16, 86_400.0
 TOLD_EVERY_S = 20.0
 HALF = "half"
+SHOWN = ("mean", "p50", "p99", "max", "by_project", "by_gpu_hour")
 PLAIN = Settings()
 SAVES = Rules(checkpoint_s=1800.0, restart_s=60.0)
 
@@ -127,9 +132,29 @@ def queue(jobs: tuple[TraceJob, ...], nodes: Sequence[Node], policy: Policy) -> 
         what: {name: round(seconds / 3600, 3) for name, seconds in shown[f"{what}_s"].items()}
         for what in ("wait", "delay")
     }
+    hours["delay"] |= {
+        "by_project": _mean_of_projects(simulation.fates),
+        "by_gpu_hour": _mean_by_size(simulation.fates),
+    }
     pace = {"seconds": round(took, 1), "starts_per_s": round(shown["starts"] / took), "decisions": shown["decisions"]}
     shares = {"wasted_part_of_used": round(lost / used, 4), "most_preemptions_of_a_job": most}
     return {"wait_h": hours["wait"], "delay_h": hours["delay"], **kept, **shares, **pace}
+
+
+def _mean_of_projects(fates: Sequence[Fate]) -> float:
+    """Return the mean of the projects' mean delays in hours."""
+    delays: dict[str, list[float]] = defaultdict(list)
+    for fate in fates:
+        if fate.delay_s is not None:
+            delays[fate.job.project].append(fate.delay_s / 3600)
+    return round(mean(map(mean, delays.values())), 3)
+
+
+def _mean_by_size(fates: Sequence[Fate]) -> float:
+    """Return the mean delay in hours, weighted by the GPU time of the jobs."""
+    ended = [(fate.delay_s / 3600, fate.job) for fate in fates if fate.delay_s is not None]
+    weights = [job.duration_s * job.members * job.request.count * job.request.permille for _, job in ended]
+    return round(fmean((hours for hours, _ in ended), weights), 3)
 
 
 class Teller:
@@ -151,7 +176,7 @@ def told(label: str, name: str, row: dict[str, object]) -> str:
     for what in ("wait_h", "delay_h"):
         hours = row[what]
         assert isinstance(hours, dict)
-        parts.append(f"{what} " + " ".join(f"{which} {hours[which]:.2f}" for which in ("mean", "p50", "p99", "max")))
+        parts.append(f"{what} " + " ".join(f"{which} {value:.2f}" for which, value in hours.items() if which in SHOWN))
     parts += [
         f"{which} {row[which]}"
         for which in ("allocated", "preemptions", "wasted_gpu_hours", "wasted_part_of_used", "seconds")
