@@ -86,6 +86,24 @@ def test_relay_transfers_input_and_output(pool: LivePool, dialling: Dial) -> Non
     assert connection.close_code == 1000
 
 
+def send_without_end(connection: ClientConnection) -> None:
+    while True:
+        connection.send(frames.encode(frames.STDIN, bytes(200_000)))
+
+
+def test_end_of_a_program_that_reads_no_input_is_received(pool: LivePool, dialling: Dial) -> None:
+    for _ in range(5):
+        _, connection = attached(pool, dialling, "echo no input >&2; exit 3")
+        hello(connection)
+        with pytest.raises(ConnectionClosed):
+            send_without_end(connection)
+        heard = all_frames(connection)
+        assert (frames.STDERR, b"no input\n") in heard
+        assert heard[-1][0] == frames.EXIT
+        assert json.loads(heard[-1][1])["status"] == 3
+        assert connection.close_code == 1000
+
+
 def test_disconnect_ends_a_bound_program(pool: LivePool, dialling: Dial) -> None:
     workload, connection = attached(pool, dialling, "echo up; sleep 60")
     hello(connection)

@@ -22,7 +22,7 @@ from gpupool.fabric.local.node_clock import NodeClock
 from gpupool.fabric.machines import CombinedDirectory, MachinesFabric, StaticDirectory
 from gpupool.node.host.heartbeat import Contact
 from gpupool.services.clock import Clock, SteadyClock
-from gpupool.services.ports.fabric import Fabric, FabricEvent, NodeLink
+from gpupool.services.ports.fabric import AttachStream, Fabric, FabricEvent, NodeLink
 
 
 class Hearing:
@@ -208,6 +208,33 @@ def test_attach_is_a_raw_stream(own_node: Node) -> None:
         kind, payload = got[-1]
         assert kind == frames.EXIT
         assert json.loads(payload)["status"] == 5
+
+    with_fabric(own_node, story)
+
+
+async def send_without_end(stream: AttachStream) -> None:
+    while True:
+        await stream.write(frames.encode(frames.STDIN, bytes(200_000)))
+
+
+def test_end_of_a_program_that_reads_no_input_is_received(own_node: Node) -> None:
+    async def story(heard: Hearing) -> None:
+        link = await heard.up()
+        for _ in range(10):
+            wanted = spec("echo no input >&2; exit 3", stdio=PIPES, client_bound=True)
+            await link.start(wanted)
+            stream = await link.attach(wanted.key)
+            await stream.write(frames.encode(frames.HELLO, json.dumps({"version": 1}).encode()))
+            with pytest.raises(GpupoolError, match="closed the connection"):
+                await send_without_end(stream)
+            buffer = bytearray()
+            while data := await stream.read(1 << 16):
+                buffer += data
+            await stream.close()
+            got = list(frames.decode(buffer))
+            assert (frames.STDERR, b"no input\n") in got
+            assert got[-1][0] == frames.EXIT
+            assert json.loads(got[-1][1])["status"] == 3
 
     with_fabric(own_node, story)
 

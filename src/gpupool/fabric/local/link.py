@@ -32,6 +32,7 @@ from gpupool.domain.work.workspace import WorkspaceTask
 from gpupool.fabric.local.node_clock import NodeClock
 from gpupool.services.clock import Clock
 from gpupool.services.ports.files import Found, Making
+from gpupool.services.socket_stream import SocketStream
 
 LINE_LIMIT = 16 << 20  # bytes; a list of ten thousand statuses is about four MiB
 ANSWER_TIMEOUT_S = 60.0
@@ -68,31 +69,23 @@ async def connection(socket: Path) -> AsyncIterator[tuple[asyncio.StreamReader, 
 class LocalStream:
     """A raw stream to a program's shepherd, through the agent; see ``domain.protocol.frames`` for its format."""
 
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, stack: contextlib.AsyncExitStack
-    ) -> None:
-        self._reader = reader
-        self._writer = writer
-        self._stack = stack
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
 
     async def read(self, limit: int) -> bytes:
         """Read up to ``limit`` bytes; empty at the end, and if the node is gone."""
-        try:
-            return await self._reader.read(limit)
-        except OSError:
-            return b""
+        return await self._stream.read(limit)
 
     async def write(self, data: bytes) -> None:
         """Write all data, waiting for a slow receiver. Raises NODE_UNREACHABLE if it is gone."""
         try:
-            self._writer.write(data)
-            await self._writer.drain()
+            await self._stream.write(data)
         except OSError as error:
             raise unreachable("agent", "closed the connection") from error
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._stack.aclose()
+        self._stream.close()
 
 
 class PortStream:
@@ -357,17 +350,16 @@ class LocalLink:
 
     async def _stream(self, method: str, **params: Any) -> tuple[LocalStream, Any]:
         """Open a connection that becomes a raw stream once the agent has agreed; return it and the result."""
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                reader, writer = await stack.enter_async_context(connection(self.socket))
+        try:
+            async with connection(self.socket) as (reader, writer):
                 writer.write(request(0, method, self._lead, params))
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
                     answer = json.loads(await reader.readline())
-            except (OSError, ValueError) as error:
-                raise unreachable(self.name) from error
-            if "error" in answer:
-                raise GpupoolError.from_dict(answer["error"])
-            return LocalStream(reader, writer, stack.pop_all()), answer.get("result")
+                if "error" in answer:
+                    raise GpupoolError.from_dict(answer["error"])
+                return LocalStream(await SocketStream.take_over(reader, writer)), answer.get("result")
+        except (OSError, ValueError) as error:
+            raise unreachable(self.name) from error
 
 
 def _settle(future: asyncio.Future[Any], message: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.fabric.local.link import connection
+from gpupool.services.socket_stream import SocketStream
 
 PROTOCOL = 1
 AGENT_SOCKET_VARIABLE = "GPUPOOL_AGENT_SOCKET"
@@ -50,36 +51,31 @@ class Pipe:
 
     def __init__(self) -> None:
         self.heard_at = time.monotonic()
-        self._stack = contextlib.AsyncExitStack()
         self._reading = CallOrder()
         self._writing = CallOrder()
 
     async def open(self, agent: Path) -> None:
         """Connect. Raises OSError."""
-        self._reader, self._writer = await self._stack.enter_async_context(connection(agent))
+        async with connection(agent) as ends:
+            self._stream = await SocketStream.take_over(*ends)
 
     async def send(self, number: int, data: bytes) -> bool:
         """Write, waiting for a slow agent; return False if it has disconnected."""
         async with self._writing.turn(number):
             try:
-                self._writer.write(data)
-                await self._writer.drain()
-            except (OSError, RuntimeError):
+                await self._stream.write(data)
+            except OSError:
                 return False
         return True
 
     async def receive(self, number: int) -> bytes:
         """Return the next bytes from the agent as soon as there are any; empty at the end."""
         async with self._reading.turn(number):
-            try:
-                return await self._reader.read(PIECE)
-            except (OSError, RuntimeError):
-                return b""
+            return await self._stream.read(PIECE)
 
     async def close(self) -> None:
         """Close the connection; readers get the end."""
-        await self._stack.aclose()
-        self._reader.feed_eof()
+        self._stream.close()
 
 
 class Relay:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from gpupool.fabric.ray.environment import NAMESPACE, load, log_event
 from gpupool.fabric.ray.relay import PIECE, PROTOCOL, Relay
+from gpupool.services.socket_stream import SocketStream
 
 AT_ONCE = 8  # calls on their way in each direction
 OPEN_WAIT_S = 10.0
@@ -51,8 +52,12 @@ class Tunnel:
             why = await self._relay.open.remote(self.name)
         if why:
             raise AgentRefused(why)
-        there = asyncio.create_task(self._carry_there())
-        back = asyncio.create_task(self._carry_back())
+        with contextlib.closing(await SocketStream.take_over(self._reader, self._writer)) as near:
+            await self._carry(near)
+
+    async def _carry(self, near: SocketStream) -> None:
+        there = asyncio.create_task(self._carry_there(near))
+        back = asyncio.create_task(self._carry_back(near))
         try:
             await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
             if back.done() or not there.result():
@@ -64,11 +69,11 @@ class Tunnel:
             with contextlib.suppress(Exception):
                 self._relay.close.remote(self.name)
 
-    async def _carry_there(self) -> bool:
+    async def _carry_there(self, near: SocketStream) -> bool:
         """Copy to the agent; return True if this end disconnected, False if the agent did."""
         on_their_way: deque[Any] = deque()
         for number in itertools.count():
-            data = await self._reader.read(PIECE)
+            data = await near.read(PIECE)
             if not data:
                 break
             on_their_way.append(self._relay.send.remote(self.name, number, data))
@@ -76,13 +81,13 @@ class Tunnel:
                 return False
         return all([await call for call in on_their_way])
 
-    async def _carry_back(self) -> None:
+    async def _carry_back(self, near: SocketStream) -> None:
         numbers = itertools.count()
         on_their_way = deque(self._relay.receive.remote(self.name, next(numbers)) for _ in range(AT_ONCE))
         while data := await on_their_way.popleft():
             on_their_way.append(self._relay.receive.remote(self.name, next(numbers)))
-            self._writer.write(data)
-            await self._writer.drain()
+            with contextlib.suppress(OSError):  # its last data is still read
+                await near.write(data)
 
 
 BEAT_EVERY_S = 2.0

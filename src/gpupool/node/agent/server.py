@@ -16,7 +16,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from gpupool.node.host.heartbeat import Pings, boottime
 from gpupool.node.host.log import log_event
 from gpupool.node.host.paths import bind_socket, socket_name
 from gpupool.node.shepherd.attach import peer_uid
+from gpupool.services.socket_stream import SocketStream
 
 LINE_LIMIT = 8 << 20  # bytes
 MAX_UNSENT_BYTES = 16 << 20  # a slower client is disconnected, and compares everything when it reconnects
@@ -288,11 +289,10 @@ class AgentConnection:
         key = str(params.get("key"))
         try:
             if request["method"] == "attach":
-                far_reader, far_writer = await self._shepherd(key)
+                far = SocketStream(await self._shepherd(key))
             else:
                 port = params["port"]
-                sock = await self._agent.connect_port(key, port if isinstance(port, str) else int(port))
-                far_reader, far_writer = await asyncio.open_connection(sock=sock)
+                far = SocketStream(await self._agent.connect_port(key, port if isinstance(port, str) else int(port)))
         except (GpupoolError, OSError) as error:
             gone = GpupoolError(ErrorCode.WRONG_STATE, "The program has ended.", "Its output is in the log.")
             added_notes = error if isinstance(error, GpupoolError) else gone
@@ -306,83 +306,93 @@ class AgentConnection:
         on_data = (lambda: self._agent.carried(key)) if counted else (lambda: None)
         with self._agent.client(key, port=request["method"] == "connect_port" and counted):
             join = _join_port if half_close else _join
-            await join((self._reader, self._writer), (far_reader, far_writer), on_data)
+            with contextlib.closing(far):
+                near = await SocketStream.take_over(self._reader, self._writer)
+                with contextlib.closing(near):
+                    await join(near, far, on_data)
         return True
 
-    async def _shepherd(self, key: str) -> Ends:
-        with socket_name(self._agent.attach_path(key)) as name:
-            return await asyncio.open_unix_connection(name)
+    async def _shepherd(self, key: str) -> socket.socket:
+        """Connect to the shepherd of a program. Raises OSError."""
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(0)
+        try:
+            with socket_name(self._agent.attach_path(key)) as name:
+                await asyncio.get_running_loop().sock_connect(connected, name)
+        except BaseException:
+            connected.close()
+            raise
+        return connected
 
 
-async def _join(near: Ends, far: Ends, on_data: Callable[[], None]) -> None:
-    """Copy bytes both ways until one side disconnects; data read from it is still delivered."""
-    there = asyncio.create_task(_carry(near[0], far[1], on_data))
-    back = asyncio.create_task(_carry(far[0], near[1], on_data))
-    await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
-    for task, writer in ((there, far[1]), (back, near[1])):
-        task.cancel()
-        with contextlib.suppress(OSError, asyncio.CancelledError):
-            await task
-        writer.close()
+async def _join(near: SocketStream, far: SocketStream, on_data: Callable[[], None]) -> None:
+    """Copy bytes both ways until one side has ended; all data read from it is still delivered."""
+    await _until_first(_carry(near, far, on_data), _carry(far, near, on_data))
 
 
-async def _join_port(near: Ends, far: Ends, on_data: Callable[[], None]) -> None:
+async def _join_port(near: SocketStream, far: SocketStream, on_data: Callable[[], None]) -> None:
     """Copy between frames and a port until both directions have ended, or the control plane disconnects."""
     input_ended = asyncio.Event()
-    there = asyncio.create_task(_to_port(near[0], far[1], on_data, input_ended))
-    back = asyncio.create_task(_from_port(far[0], near[1], on_data, input_ended))
-    await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
-    for task, writer in ((there, far[1]), (back, near[1])):
-        task.cancel()
-        with contextlib.suppress(OSError, ValueError, asyncio.CancelledError):
-            await task
-        writer.close()
+    await _until_first(_to_port(near, far, on_data, input_ended), _from_port(far, near, on_data, input_ended))
 
 
-async def _to_port(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None], ended: asyncio.Event
-) -> None:
+async def _until_first(*directions: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.create_task(direction) for direction in directions]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+
+
+async def _to_port(near: SocketStream, far: SocketStream, on_data: Callable[[], None], ended: asyncio.Event) -> None:
     """Write the payload of frames to a port; return when the control plane disconnects.
 
-    What the port has sent is still delivered if it does not accept more.
+    What the port has sent is still delivered if it does not accept more. Raises ValueError for an invalid frame.
     """
     buffer = bytearray()
-    while data := await reader.read(_PIECE):
+    while data := await near.read(_PIECE):
         buffer += data
         for kind, payload in frames.decode(buffer):
             if ended.is_set():
                 continue
             on_data()
-            try:
-                if kind == frames.STDIN_EOF:
-                    ended.set()
-                    writer.write_eof()
-                else:
-                    writer.write(payload)
-                    await writer.drain()
-            except OSError:
+            if kind == frames.STDIN_EOF:
+                ended.set()
+                far.end_writing()
+            elif not await _write(far, payload):
                 ended.set()
 
 
 async def _from_port(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None], input_ended: asyncio.Event
+    far: SocketStream, near: SocketStream, on_data: Callable[[], None], input_ended: asyncio.Event
 ) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(_PIECE):
-            on_data()
-            writer.write(frames.encode(frames.STDOUT, data))
-            await writer.drain()
-    writer.write(frames.encode(frames.STDOUT_EOF))
+    while data := await far.read(_PIECE):
+        on_data()
+        await _write(near, frames.encode(frames.STDOUT, data))
+    await _write(near, frames.encode(frames.STDOUT_EOF))
     await input_ended.wait()
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_data: Callable[[], None]) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(_PIECE):
-            if not _is_note(data):
-                on_data()
-            writer.write(data)
-            await writer.drain()
+async def _carry(source: SocketStream, to: SocketStream, on_data: Callable[[], None]) -> None:
+    """Copy until the source has ended. If the other side reads no more, it ends soon; its last data is still read."""
+    while data := await source.read(_PIECE):
+        if not _is_note(data):
+            on_data()
+        await _write(to, data)
+
+
+async def _write(to: SocketStream, data: bytes) -> bool:
+    """Write data; return False if the other side does not read it."""
+    try:
+        await to.write(data)
+    except OSError:
+        return False
+    return True
 
 
 def _is_note(data: bytes) -> bool:

@@ -138,7 +138,7 @@ async def relay(
         client_left = up.done() and up.exception() is None
         returns_s = _returns_s(websocket, up.result()) if client_left else None
         if farewell is not None and returns_s is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(GpupoolError, OSError):
                 await stream.write(farewell(returns_s))
     finally:
         for task in (down, up, ending):
@@ -183,7 +183,12 @@ async def _to_client(websocket: WebSocket, stream: AttachStream, *, half_close: 
 
 
 async def _to_program(websocket: WebSocket, stream: AttachStream) -> int:
-    """Wait until the client disconnects; return its close code."""
+    """Wait until the client disconnects; return its close code.
+
+    After a failed write, the client's data is discarded: the last output of a program that has ended is still on its
+    way to the client, and a client that cannot send may not receive either.
+    """
+    is_read = True
     while True:
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":
@@ -191,4 +196,8 @@ async def _to_program(websocket: WebSocket, stream: AttachStream) -> int:
         data = message.get("bytes")
         if data is None:
             raise _NotBytes
-        await stream.write(data)
+        if is_read:
+            try:
+                await stream.write(data)
+            except (GpupoolError, OSError):
+                is_read = False
