@@ -103,6 +103,20 @@ def test_job_is_submitted_watched_stopped_and_resubmitted(visit: Visit) -> None:
     expect(page.locator(".facts")).to_contain_text("0.25")
 
 
+def test_confirmed_action_is_the_one_that_was_asked_about(visit: Visit, web_pool: WebPool) -> None:
+    start(web_pool, "asked")
+    page = visit()
+    page.goto("/workloads/asked")
+    expect(page.locator("h1")).to_contain_text("running")
+    page.locator(".page-actions").get_by_role("button", name="Stop", exact=True).click()
+    expect(page.locator("#confirm-question")).to_have_text("Stop asked?")
+    with web_pool.client as client:
+        client.suspend("asked")
+    expect(page.locator("h1")).to_contain_text("suspended")  # behind the question; the page's actions are others now
+    page.locator("[data-confirm-yes]").click()
+    expect(page.locator("h1")).to_contain_text("stopped")
+
+
 def test_terminal_accepts_input_interrupts_resizes_and_reconnects(visit: Visit, web_pool: WebPool) -> None:
     start(web_pool, "session", "exec sh", kind="interactive")
     page = visit()

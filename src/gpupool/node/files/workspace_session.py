@@ -84,7 +84,8 @@ def _run(command: list[str], environment: str, home: Path) -> None:
     variables = os.environ | {"UV_PROJECT_ENVIRONMENT": str(home / FOLDER)}
     variables.pop("VIRTUAL_ENV", None)
     try:
-        # one stream: the order of two streams is lost in the log, and a reader stops at the sentence of main()
+        # One stream, because the log does not keep the order of two, and `workspace start` stops reading at the last
+        # sentence, which main() prints.
         done = subprocess.run(
             command, check=False, cwd=files if files.is_dir() else home, env=variables, stderr=subprocess.STDOUT
         )

@@ -8,16 +8,15 @@ import {localise} from './times.js';
 
 const one = (selector) => document.querySelector(selector);
 
-/** Ask for confirmation before a form is sent. */
+/** Ask for confirmation before a form is sent. What the question names is sent, even if the page has changed since. */
 function startConfirmations() {
   const dialog = one('#confirm');
-  let waiting = null;
-  let submitter = null;
+  let asked = null; // a copy of the form: an update of the page may remove it or make it that of another action
   document.addEventListener('submit', (event) => {
     const form = event.target;
-    if (!form.dataset.confirm || form === waiting) return;
+    if (!form.dataset.confirm) return;
     event.preventDefault();
-    [waiting, submitter] = [form, event.submitter];
+    asked = copyOf(form, event.submitter);
     one('#confirm-question').textContent = form.dataset.confirm;
     const button = event.submitter ?? form.querySelector('button');
     one('[data-confirm-yes]').textContent = button?.textContent.trim() || 'Yes';
@@ -25,10 +24,28 @@ function startConfirmations() {
     dialog.showModal();
   });
   dialog.addEventListener('close', () => {
-    const form = waiting;
-    if (dialog.returnValue === 'yes' && form) form.requestSubmit(submitter);
-    waiting = null;
+    if (dialog.returnValue === 'yes' && asked) {
+      document.body.append(asked);
+      asked.submit();
+    }
+    asked = null;
   });
+}
+
+/** Return a hidden form with the same address and the same values. */
+function copyOf(form, submitter) {
+  const copy = document.createElement('form');
+  copy.hidden = true;
+  copy.method = 'post';
+  copy.setAttribute('action', form.getAttribute('action'));
+  const values = [...new FormData(form)];
+  if (submitter?.name) values.push([submitter.name, submitter.value]);
+  for (const [name, value] of values) {
+    const input = document.createElement('input');
+    [input.type, input.name, input.value] = ['hidden', name, value];
+    copy.append(input);
+  }
+  return copy;
 }
 
 /** Handle buttons that need no server. */
