@@ -110,9 +110,12 @@ def test_confirmed_action_is_the_one_that_was_asked_about(visit: Visit, web_pool
     expect(page.locator("h1")).to_contain_text("running")
     page.locator(".page-actions").get_by_role("button", name="Stop", exact=True).click()
     expect(page.locator("#confirm-question")).to_have_text("Stop asked?")
+    button = page.locator(".page-actions .danger").element_handle()
     with web_pool.client as client:
         client.suspend("asked")
     expect(page.locator("h1")).to_contain_text("suspended")  # behind the question; the page's actions are others now
+    assert button is not None
+    assert button.evaluate("button => button.isConnected && button.textContent") == "Stop"
     page.locator("[data-confirm-yes]").click()
     expect(page.locator("h1")).to_contain_text("stopped")
 
