@@ -11,7 +11,7 @@ from typing import cast
 
 
 class SocketStream:
-    """A connected stream socket; see ``services.ports.fabric.AttachStream``.
+    """A connected stream socket.
 
     A program may end while it is still sent input: writing fails, and its last output can still be read. A transport of
     asyncio closes the connection when a write fails, and unread data is lost.

@@ -188,7 +188,7 @@ async def _to_program(websocket: WebSocket, stream: AttachStream) -> int:
     After a failed write, the client's data is discarded: the last output of a program that has ended is still on its
     way to the client, and a client that cannot send may not receive either.
     """
-    is_read = True
+    is_writable = True
     while True:
         message = await websocket.receive()
         if message["type"] == "websocket.disconnect":
@@ -196,8 +196,8 @@ async def _to_program(websocket: WebSocket, stream: AttachStream) -> int:
         data = message.get("bytes")
         if data is None:
             raise _NotBytes
-        if is_read:
+        if is_writable:
             try:
                 await stream.write(data)
             except (GpupoolError, OSError):
-                is_read = False
+                is_writable = False
