@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -18,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from gpupool.api.app import create_app
+from gpupool.client.transport.attach import Attachment
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.protocol import frames
@@ -84,6 +86,23 @@ def test_relay_transfers_input_and_output(pool: LivePool, dialling: Dial) -> Non
     assert heard[-1][0] == frames.EXIT
     assert json.loads(heard[-1][1])["status"] == 5
     assert connection.close_code == 1000
+
+
+def test_program_echoes_more_than_all_buffers_hold(pool: LivePool, dialling: Dial) -> None:
+    _, connection = attached(pool, dialling, "cat")
+    pipes = Attachment(connection)
+    pipes.hello()
+
+    def send() -> None:
+        for _ in range(100):
+            pipes.send(frames.STDIN, bytes(200_000))
+        pipes.send(frames.STDIN_EOF)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    heard = sum(len(payload) for kind, payload in pipes if kind == frames.STDOUT)
+    sending.join()
+    assert heard == 100 * 200_000
 
 
 def send_without_end(connection: ClientConnection) -> None:

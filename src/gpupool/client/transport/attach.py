@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
@@ -18,6 +20,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.protocol import frames
 
 _CONNECT_TIMEOUT_S = 10.0
+_PIECE_BYTES = 16 << 10  # a socket that is writable takes at least this much: a third of a small TCP buffer
 _CLOSE_BASE = 4000  # the server refuses with 4000 + the HTTP status
 
 
@@ -30,10 +33,24 @@ class Attachment:
 
     def send(self, kind: int, payload: bytes = b"") -> None:
         """Send one frame (kinds are in ``gpupool.domain.protocol.frames``). Raises ``GpupoolError`` after the end."""
+        data = memoryview(frames.encode(kind, payload))
         try:
-            self._connection.send(frames.encode(kind, payload))
+            for at in range(0, len(data), _PIECE_BYTES):  # the end of a message has no meaning
+                self._wait_until_writable()
+                self._connection.send(data[at : at + _PIECE_BYTES])
         except ConnectionClosed as closed:
             raise _closed(closed) from closed
+
+    def _wait_until_writable(self) -> None:
+        """Wait until the kernel takes a piece at once.
+
+        A connection that waits in ``send`` holds its lock, so it receives nothing, and a program that echoes its input
+        would wait for its output to be read.
+        """
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # it is closed: ``send`` reports that
+            poll.register(self._connection.socket.fileno(), select.POLLOUT)
+            poll.poll()
 
     def hello(self, *, rows: int = 24, columns: int = 80, stdin: bool = True) -> None:
         """Send the first frame with the terminal's size; a client-bound program starts now."""
