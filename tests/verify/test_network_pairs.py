@@ -10,7 +10,22 @@ from typing import Any
 
 import pytest
 
-from gpupool.verify.network import accept, connect, judge, judge_ring, listen, measure, report, serve
+from gpupool.verify import network
+from gpupool.verify.network import (
+    Rings,
+    accept,
+    connect,
+    join,
+    judge,
+    judge_ring,
+    keep_best,
+    lead,
+    listen,
+    measure,
+    report,
+    serve,
+    slow_rates,
+)
 from gpupool.verify.results import CheckOutcome
 
 GOOD = {
@@ -46,6 +61,50 @@ def test_pair_is_compared_with_the_others(changes: dict[str, float], outcome: Ch
 def test_two_pairs_are_not_compared_by_rate() -> None:
     slow = pair(send_mib_s=1.0)
     assert judge(slow, [slow, pair()]).outcome is CheckOutcome.OK
+
+
+def test_pair_is_slow_only_if_it_is_slow_each_time() -> None:
+    """A busy node slows one measurement; a bad link slows all of them."""
+    pairs = [pair(send_mib_s=100.0, receive_mib_s=900.0), pair(), pair()]
+    assert slow_rates(pairs[0], pairs) == {"send_mib_s": 1000.0}
+    keep_best(pairs[0], pair(send_mib_s=120.0, receive_mib_s=100.0, round_trip_ms=0.3))
+    assert pairs[0]["values"] == GOOD | {"send_mib_s": 120.0, "receive_mib_s": 900.0}
+    assert slow_rates(pairs[0], pairs) == {"send_mib_s": 1000.0}
+    keep_best(pairs[0], pair(send_mib_s=990.0))
+    assert slow_rates(pairs[0], pairs) == {}
+
+
+def test_pair_that_loses_its_connection_fails() -> None:
+    lost = pair(send_mib_s=100.0)
+    keep_best(lost, {"error": "timed out"})
+    assert judge(lost, [lost, pair(), pair()]).outcome is CheckOutcome.FAIL
+
+
+def test_busy_node_is_not_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three members over real connections; the first measurement between two of them is made slow."""
+    taken: list[float] = []
+
+    def measured(address: str, port: int, key: str) -> dict[str, float]:
+        taken.append(found := measure(address, port, key)["send_mib_s"])
+        return GOOD | {"send_mib_s": 1.0 if len(taken) == 1 else found + 100.0}
+
+    monkeypatch.setattr(network, "measure", measured)
+    monkeypatch.setattr(network, "SEND_S", 0.05)
+    server = listen(0)
+    port = server.getsockname()[1]
+    members = []
+    for name in "abc":
+        own, rings = listen(0), Rings()
+        threading.Thread(target=serve, args=(own, "key", rings), daemon=True).start()
+        members.append(({"node": name, "port": own.getsockname()[1]}, rings))
+    for me, rings in members[1:]:
+        threading.Thread(target=join, args=("127.0.0.1", port, "key", me, rings), daemon=True).start()
+    me, rings = members[0]
+    found = lead(server, 3, "key", me | {"address": "127.0.0.1"}, rings)
+    assert len(taken) > 3
+    assert found["pairs"][0]["values"]["send_mib_s"] > 100.0
+    assert all("send_mib_s is 1:" not in one["note"] for one in found["pairs"])
+    assert found["all_reduce"]["outcome"] == "ok"
 
 
 def test_pair_without_connection_fails() -> None:
