@@ -310,6 +310,17 @@ def test_silent_system_pool_is_not_replaced_by_private_pool(pool: StandInPool, m
     assert not pool.started("agent")
 
 
+def test_refusal_of_agent_is_the_error_of_the_start(pool: StandInPool) -> None:
+    commands = {**pool.config.commands, "control-plane": ("sleep", "60")}
+    del commands["agent"]  # the real one
+    config = replace(pool.config, commands=commands, emulate="2xNoSuchCard")
+    with pytest.raises(GpupoolError, match="'NoSuchCard' is not a known model") as caught:
+        start(config)
+    assert caught.value.code is ErrorCode.INVALID_REQUEST
+    assert caught.value.hint.endswith("RTX 5090.")  # it is long, and not cut
+    assert pool.supervisor_pid is None
+
+
 def test_stored_options_are_read_back_unchanged(pool: StandInPool) -> None:
     config = replace(pool.config, emulate="4xT4", listen="0.0.0.0:8443", tls_self_signed=True, retention_days=7)
     folders.prepare_folders(config)

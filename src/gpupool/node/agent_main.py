@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_run(options))
     except GpupoolError as error:
-        log_event("agent not started", **error.to_dict())
+        sys.stderr.write(f"agent not running: {error}\n")  # the supervisor's starter reads it
         return EXIT_REFUSED
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 LOG_LIMIT_BYTES = 8 << 20
 _TAIL_BYTES = 1 << 16
-_LINE_LIMIT = 300
+LINE_LIMIT = 300  # characters
 
 
 def open_log(path: Path) -> int:
@@ -44,7 +44,7 @@ def log_size(path: Path) -> int:
         return 0
 
 
-def tail(path: Path, lines: int = 12, since: int = 0) -> str:
+def tail(path: Path, lines: int = 12, since: int = 0, line_limit: int = LINE_LIMIT) -> str:
     """Return the last lines of a log, long ones shortened; empty when there are none.
 
     ``since`` omits lines before that size of the log, unless the log was truncated in between.
@@ -56,4 +56,4 @@ def tail(path: Path, lines: int = 12, since: int = 0) -> str:
             text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join(line[:_LINE_LIMIT] for line in text.splitlines()[-lines:])
+    return "\n".join(line[:line_limit] for line in text.splitlines()[-lines:])

@@ -26,9 +26,10 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 FIRST_NOTICE_S = 3.0
 NOTICE_EVERY_S = 15.0
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.25
-_REFUSED = "exit status 2"  # the control plane could not begin and has logged the reason
+_REFUSED = "exit status 2"  # the control plane or the agent could not begin and has logged the reason
+_REFUSAL_LIMIT = 2000  # characters of a line of the reason
 _REFUSAL = re.compile(
-    r"^control plane not running: (?P<message>.+) \[(?P<code>[A-Z_]+)\](?:\n  (?P<hint>.*))?", re.MULTILINE
+    r"^(?:control plane|agent) not running: (?P<message>.+) \[(?P<code>[A-Z_]+)\](?:\n  (?P<hint>.*))?", re.MULTILINE
 )
 _HOPELESS = frozenset(  # a retry does not help
     {
@@ -213,7 +214,8 @@ class StartWatch:
 
     def _raise_if_refused(self, child: dict[str, Any]) -> None:
         """Raise the error that a process logged when it refused to begin, if a retry would not help."""
-        said = list(_REFUSAL.finditer(tail(log_path(self._location.state_dir, child["name"]), since=_mark(child))))
+        log = log_path(self._location.state_dir, child["name"])
+        said = list(_REFUSAL.finditer(tail(log, since=_mark(child), line_limit=_REFUSAL_LIMIT)))
         if said and said[-1]["code"] in _HOPELESS:
             raise GpupoolError(
                 ErrorCode(said[-1]["code"]), said[-1]["message"], said[-1]["hint"] or "See 'gpupool doctor'."
