@@ -10,7 +10,6 @@ import pytest
 from apart import ip
 from machines_harness import Machines
 
-from gpupool.verify.network import RATES
 from gpupool.verify.schema import network_schema
 
 pytestmark = pytest.mark.timeout(300)
@@ -68,8 +67,5 @@ def test_all_reduce_is_as_slow_as_the_slowest_link(pool: Machines) -> None:
     finally:
         ip(*queue, "del", "dev", "eth0", "root")
     assert 1 < found["all_reduce"]["values"]["bus_mib_s"] < 12  # 80 Mbit/s are 9.5 MiB/s
-    pairs = {(pair["from"], pair["to"]): pair for pair in found["pairs"]}
-    limited = {nodes for nodes in pairs if "n2" in nodes}
-    slowest = {nodes: min(pair["values"][rate] for rate in RATES) for nodes, pair in pairs.items()}
-    assert {nodes for nodes, rate in slowest.items() if rate < 12} == limited
-    assert {pairs[nodes]["outcome"] for nodes in limited} == {"suspect"}
+    slow = {(pair["from"], pair["to"]) for pair in found["pairs"] if pair["outcome"] == "suspect"}
+    assert slow == {("n1", "n2"), ("n2", "n3"), ("n2", "n4")}
