@@ -108,7 +108,7 @@ def apply_plan(pool: PoolClient, plan: ImportPlan, *, dry_run: bool) -> None:
         pool.put(f"users/{quote_segment(name)}", settings)
     for name, members in plan.members.items():
         pool.patch(f"projects/{quote_segment(name)}", {"members": members})
-    notify(f"{len(plan.users)} users and the members of {len(plan.members)} projects are changed")
+    notify(f"users changed: {len(plan.users)}; projects with changed members: {len(plan.members)}")
 
 
 def create(
