@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_run(options))
     except GpupoolError as error:
-        sys.stderr.write(f"agent not running: {error}\n")  # the supervisor's starter reads it
+        sys.stderr.write(f"agent not running: {error}\n")  # ``gpupool up`` shows this line
         return EXIT_REFUSED
 
 

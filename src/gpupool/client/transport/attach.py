@@ -20,7 +20,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.protocol import frames
 
 _CONNECT_TIMEOUT_S = 10.0
-_PIECE_BYTES = 16 << 10  # a socket that is writable takes at least this much: a third of a small TCP buffer
+_PIECE_BYTES = 16 << 10  # a writable socket takes this at once: a third of its buffer is free then
 _CLOSE_BASE = 4000  # the server refuses with 4000 + the HTTP status
 
 
@@ -35,17 +35,17 @@ class Attachment:
         """Send one frame (kinds are in ``gpupool.domain.protocol.frames``). Raises ``GpupoolError`` after the end."""
         data = memoryview(frames.encode(kind, payload))
         try:
-            for at in range(0, len(data), _PIECE_BYTES):  # the end of a message has no meaning
+            for at in range(0, len(data), _PIECE_BYTES):  # a frame may be split over messages
                 self._wait_until_writable()
                 self._connection.send(data[at : at + _PIECE_BYTES])
         except ConnectionClosed as closed:
             raise _closed(closed) from closed
 
     def _wait_until_writable(self) -> None:
-        """Wait until the kernel takes a piece at once.
+        """Wait until the socket takes a piece at once.
 
-        A connection that waits in ``send`` holds its lock, so it receives nothing, and a program that echoes its input
-        would wait for its output to be read.
+        The connection receives nothing while it waits in ``send``, because it holds its lock. A program that echoes its
+        input would then wait for its output to be read, and both sides would wait for ever.
         """
         poll = select.poll()
         with contextlib.suppress(ValueError):  # it is closed: ``send`` reports that

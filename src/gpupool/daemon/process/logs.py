@@ -9,7 +9,7 @@ from pathlib import Path
 
 LOG_LIMIT_BYTES = 8 << 20
 _TAIL_BYTES = 1 << 16
-LINE_LIMIT = 300  # characters
+_LINE_LIMIT = 300  # characters
 
 
 def open_log(path: Path) -> int:
@@ -44,10 +44,11 @@ def log_size(path: Path) -> int:
         return 0
 
 
-def tail(path: Path, lines: int = 12, since: int = 0, line_limit: int = LINE_LIMIT) -> str:
+def tail(path: Path, lines: int = 12, since: int = 0, line_limit: int = _LINE_LIMIT) -> str:
     """Return the last lines of a log, long ones shortened; empty when there are none.
 
-    ``since`` omits lines before that size of the log, unless the log was truncated in between.
+    ``line_limit`` is the maximum length of a line in characters. ``since`` omits lines before that size of the log,
+    unless the log was truncated in between.
     """
     try:
         with path.open("rb") as file:
