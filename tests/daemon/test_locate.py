@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpupool.client import discovery
-from gpupool.client.discovery import Location, Remote, find_pool, listen_unix, place_for_new_pool
+from gpupool.client.discovery import Location, Remote, find_pool, place_for_new_pool
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 VARIABLES = ("GPUPOOL_URL", "GPUPOOL_TOKEN", "GPUPOOL_CA", "GPUPOOL_STATE_DIR", "GPUPOOL_RUN_DIR", "XDG_STATE_HOME")
@@ -102,22 +101,6 @@ def test_invalid_url_is_refused(monkeypatch: pytest.MonkeyPatch, url: str, token
     with pytest.raises(GpupoolError) as caught:
         find_pool()
     assert caught.value.code is code
-
-
-@pytest.mark.parametrize("depth", [1, 20])
-def test_sockets_work_in_deep_folders_and_replace_stale_ones(tmp_path: Path, depth: int) -> None:
-    folder = tmp_path.joinpath(*["a-long-folder-name"] * depth)
-    folder.mkdir(parents=True)
-    path = folder / "api.sock"
-    path.touch()
-    with listen_unix(str(path), mode=0o640) as server, socket.socket(socket.AF_UNIX) as client:
-        discovery.connect_unix(client, str(path))
-        accepted, _ = server.accept()
-        with accepted:
-            client.sendall(b"hello")
-            assert accepted.recv(5) == b"hello"
-        assert path.stat().st_mode & 0o777 == 0o640
-    assert [entry.name for entry in folder.iterdir()] == ["api.sock"]
 
 
 def test_pool_lookup_imports_few_modules() -> None:

@@ -366,7 +366,7 @@ def test_sockets_work_in_deep_folders() -> None:
         node.process = subprocess.Popen(node.command(), stderr=subprocess.DEVNULL)
         eventually((node.run / "agent.sock").exists)
         folder = os.open(node.run, os.O_PATH)
-        node.caller = eventually(lambda: Caller(Path(f"/proc/self/fd/{folder}/agent.sock")))
+        node.caller = Caller(Path(f"/proc/self/fd/{folder}/agent.sock"))
         wanted = spec("echo ready; read line; exit $line", stdio=PIPES)
         node.start(wanted)
         client = Attached(f"/proc/self/fd/{folder}/attach/{wanted.key}.sock")

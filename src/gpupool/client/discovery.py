@@ -9,16 +9,11 @@ the user's own pool.
 """
 
 # pathlib takes longer to import than this module takes to run:
-# ruff: noqa: PTH100, PTH101, PTH104, PTH108, PTH111, PTH116, PTH117
+# ruff: noqa: PTH100, PTH111, PTH116, PTH117
 
 from __future__ import annotations
 
 import os
-
-TYPE_CHECKING = False  # importing typing takes milliseconds
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
 
 USER = "user"
 SYSTEM = "system"
@@ -29,7 +24,6 @@ SYSTEM_RUN_DIR = "/run/gpupool"
 API_SOCKET = "api.sock"
 STATE_FILE = "state.json"
 POOL_LOCK = "pool.lock"
-UNIX_PATH_LIMIT = 107  # bytes of sun_path on Linux, less its final NUL
 
 
 class Location:
@@ -117,50 +111,6 @@ def place_for_new_pool(state_dir: str | None = None, run_dir: str | None = None)
     state_dir = os.path.abspath(os.path.expanduser(state_dir))
     run_dir = os.path.abspath(os.path.expanduser(run_dir)) if run_dir else f"{state_dir}/run"
     return Location(state_dir, run_dir, SYSTEM if is_root or _owner(run_dir) == 0 else USER)
-
-
-def connect_unix(sock: socket.socket, path: str) -> None:
-    """Call ``sock.connect(path)`` for a path of any length. Raises ``OSError`` as connect does."""
-    _with_short_path(path, sock.connect)
-
-
-def bind_unix(sock: socket.socket, path: str) -> None:
-    """Call ``sock.bind(path)`` for a path of any length. Raises ``OSError`` as bind does."""
-    _with_short_path(path, sock.bind)
-
-
-def listen_unix(path: str, mode: int = 0o600, backlog: int = 512) -> socket.socket:
-    """Return a listening stream socket at ``path``, which atomically replaces an existing file.
-
-    The caller must hold the lock for this path. ``mode`` applies from the first moment.
-    """
-    import socket
-
-    temporary = f"{path}.{os.getpid()}"
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        bind_unix(sock, temporary)
-        os.chmod(temporary, mode)
-        sock.listen(backlog)
-        os.rename(temporary, path)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _with_short_path(path: str, use: Callable[[str], object]) -> None:
-    if len(os.fsencode(path)) <= UNIX_PATH_LIMIT:
-        use(path)
-        return
-    folder, name = os.path.split(path)
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        use(f"/proc/self/fd/{fd}/{name}")
-    finally:
-        os.close(fd)
 
 
 def _owner(path: str) -> int | None:

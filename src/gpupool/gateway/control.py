@@ -17,7 +17,6 @@ from gpupool.domain.protocol.gateway_table import (
     encode,
 )
 from gpupool.gateway.hub import Hub, log
-from gpupool.gateway.sockets import socket_name
 
 STORE_DELAY_S = 0.5  # changes come in groups
 MAX_UNSENT_BYTES = 4 << 20  # of reports to a control plane that does not read
@@ -52,23 +51,6 @@ class StoredTable:
             temporary.replace(self._path)
         except OSError as error:
             log.warning("the table cannot be stored: %s", error)
-
-
-def listen(path: Path) -> socket.socket:
-    """Listen on a unix socket for the owner only; an old one is replaced. Raises ``OSError``."""
-    sock = socket.socket(socket.AF_UNIX)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        fresh.unlink(missing_ok=True)
-        with socket_name(fresh) as name:
-            sock.bind(name)
-        fresh.chmod(0o600)
-        sock.listen()
-        fresh.rename(path)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 class ControlServer:

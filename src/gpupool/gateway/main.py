@@ -14,10 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpupool.domain.protocol.gateway_table import GATEWAY_SOCKET
-from gpupool.gateway.control import ControlServer, StoredTable, listen
+from gpupool.gateway.control import ControlServer, StoredTable
 from gpupool.gateway.forwarding import Networks
 from gpupool.gateway.hub import Hub, JsonLines, log
 from gpupool.gateway.listener import GatewayListener, ListenOptions
+from gpupool.unix_sockets import listen
 
 TABLE_FILE = "gateway-table.json"
 STOP_GRACE_S = 5.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Protocol, cast
 
 from gpupool.gateway.framing import BodyUntilClose, Framing, FramingError, LengthBody
@@ -21,7 +20,8 @@ from gpupool.gateway.heads import (
     parse_response,
 )
 from gpupool.gateway.routing import ReplicaLoad
-from gpupool.gateway.sockets import set_options, socket_name
+from gpupool.gateway.sockets import set_options
+from gpupool.unix_sockets import ShortPath
 
 MAX_INTERIM_RESPONSES = 16
 MAX_ANSWER_BYTES = 64 << 10  # of the agent
@@ -276,7 +276,7 @@ class ReplicaConnection(asyncio.Protocol):
 async def connect_through_agent(loop: asyncio.AbstractEventLoop, replica: ReplicaLoad) -> ReplicaConnection:
     """Return a connection to the port of a replica. Raises ``OSError``."""
     connected: asyncio.Future[ReplicaConnection] = loop.create_future()
-    with socket_name(Path(replica.agent)) as name:
+    with ShortPath(replica.agent) as name:
         transport, _ = await loop.create_unix_connection(lambda: _Handshake(replica, connected), name)
     try:
         return await connected

@@ -1,16 +1,12 @@
-"""Options of the gateway's TCP sockets, and names of its unix sockets."""
+"""Options of the gateway's TCP sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 
 READ_BYTES = 64 << 10
-_MAX_SOCKET_PATH = 107  # bytes, of sun_path without the final NUL
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -33,16 +29,3 @@ def set_options(transport: asyncio.BaseTransport) -> None:
         with suppress(OSError):
             for level, option, value in _OPTIONS:
                 sock.setsockopt(level, option, value)
-
-
-@contextmanager
-def socket_name(path: Path) -> Iterator[str]:
-    """Yield a name of a unix socket that fits its limit, through a folder descriptor if the path is long."""
-    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
-        yield str(path)
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpupool.client.discovery import UNIX_PATH_LIMIT
 from gpupool.jupyter.kernel_spec import jupyter_data_folder
+from gpupool.unix_sockets import PATH_LIMIT
 
 MAX_RECORD_BYTES = 64 * 1024
 _INFO, _LOCK, _CONNECTION = "kernel.json", "lock", "connection.json"
@@ -69,7 +69,7 @@ class KernelFolder:
     def socket_prefix(self) -> tuple[str, str]:
         """Return the prefix of socket paths, and the separate folder if this one's path is too long for sockets."""
         folder, separate = os.fspath(self.path), ""
-        if len(os.fsencode(folder)) + _LONGEST_SOCKET_NAME > UNIX_PATH_LIMIT:
+        if len(os.fsencode(folder)) + _LONGEST_SOCKET_NAME > PATH_LIMIT:
             folder = separate = tempfile.mkdtemp(prefix="gpupool-kernel-")  # mode 0700
         return f"{folder}/k", separate
 

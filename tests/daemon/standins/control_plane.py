@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingMixIn, UnixStreamServer
 
-from gpupool.client.discovery import listen_unix
+from gpupool.unix_sockets import listen
 
 ANSWERS = {
     "/v1/health": {"status": "ok", "pid": os.getpid()},
@@ -34,7 +34,7 @@ class Server(ThreadingMixIn, UnixStreamServer):
 
     def server_bind(self) -> None:
         self.socket.close()
-        self.socket = listen_unix(self.server_address)
+        self.socket = listen(self.server_address)
 
     def server_activate(self) -> None:
         pass

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from pathlib import Path
 
+from gpupool import unix_sockets
 from gpupool.domain.errors import ErrorCode, GpupoolError
-
-_PATH_LIMIT = 107  # bytes of sun_path on Linux without the final NUL
-_BACKLOG = 1024
 
 
 def listen_unix(path: Path, mode: int) -> socket.socket:
@@ -19,33 +16,14 @@ def listen_unix(path: Path, mode: int) -> socket.socket:
     The caller must hold the lock for this path, so that no other process serves it. Paths of any length work. Raises
     ``GpupoolError(POOL_START_FAILED)``.
     """
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        fresh.unlink(missing_ok=True)
-        _bind(sock, fresh)
-        fresh.chmod(mode)
-        sock.listen(_BACKLOG)
-        fresh.rename(path)
+        return unix_sockets.listen(path, mode=mode)
     except OSError as error:
-        sock.close()
         raise GpupoolError(
             ErrorCode.POOL_START_FAILED,
             f"The socket {path} cannot be created: {error.strerror}.",
             "Check that its folder exists and is writable.",
         ) from error
-    return sock
-
-
-def _bind(sock: socket.socket, path: Path) -> None:
-    if len(os.fsencode(path)) <= _PATH_LIMIT:
-        sock.bind(str(path))
-        return
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sock.bind(f"/proc/self/fd/{folder}/{path.name}")
-    finally:
-        os.close(folder)
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -63,7 +41,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen(_BACKLOG)
+        sock.listen(unix_sockets.BACKLOG)
     except OSError as error:
         if sock is not None:
             sock.close()

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from gpupool import unix_sockets
 from gpupool.cli.terminal import say
-from gpupool.client.discovery import Remote, connect_unix
+from gpupool.client.discovery import Remote
 from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.client.transport.failover import HeadConnection, HeadSelector, enable_keepalive
 from gpupool.client.transport.http import REATTACH_TIMEOUT_S, Answer
@@ -149,7 +150,7 @@ def relay_local(api_socket: str, workload: str, index: int) -> socket.socket:
 
     sock = socket.socket(socket.AF_UNIX)
     try:
-        connect_unix(sock, api_socket)
+        unix_sockets.connect(sock, api_socket)
         return _as_socket(
             lambda options: contextlib.ExitStack().enter_context(
                 connect(f"ws://gpupool{_target(workload, index)}", sock=sock, **options)

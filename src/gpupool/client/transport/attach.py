@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -18,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect, unix_connect
 from gpupool.client.transport.endpoint import Endpoint, TlsEndpoint
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.protocol import frames
+from gpupool.unix_sockets import ShortPath
 
 _CONNECT_TIMEOUT_S = 10.0
 _PIECE_BYTES = 16 << 10  # a writable socket takes this at once: a third of its buffer is free then
@@ -110,12 +110,8 @@ def _connect(endpoint: Endpoint, target: str) -> Attachment:
         headers = {"authorization": f"Bearer {endpoint.token}"}
         options |= {"ssl": endpoint.context(), "additional_headers": headers, "proxy": None}
         return Attachment(connect(url, **options))
-    path, folder = endpoint.connectable()
-    try:
+    with ShortPath(endpoint.path) as path:
         return Attachment(unix_connect(path, f"ws://gpupool{target}", **options))
-    finally:
-        if folder is not None:
-            os.close(folder)
 
 
 def _refused(body: bytes | bytearray, status: int) -> GpupoolError:

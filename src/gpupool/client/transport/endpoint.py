@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gpupool.client.discovery import UNIX_PATH_LIMIT, Remote, find_pool
+from gpupool.client.discovery import Remote, find_pool
 from gpupool.client.transport import tls_pinning
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
@@ -26,14 +26,6 @@ class UnixEndpoint:
     def present(self) -> bool:
         """Return whether a socket file exists (its server may have crashed)."""
         return Path(self.path).exists()
-
-    def connectable(self) -> tuple[str, int | None]:
-        """Return a path short enough to connect to, and a file descriptor to keep open while it is used."""
-        if len(os.fsencode(self.path)) <= UNIX_PATH_LIMIT:
-            return self.path, None
-        folder, name = os.path.split(self.path)
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return f"/proc/self/fd/{fd}/{name}", fd
 
 
 @dataclass(frozen=True, slots=True)

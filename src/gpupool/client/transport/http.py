@@ -10,7 +10,7 @@ import select
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket  # the C part: a tenth of the import time of ``socket``
 from time import monotonic
 
-from gpupool.client.discovery import connect_unix
+from gpupool import unix_sockets
 from gpupool.client.transport import light_json
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ def connect(path: str) -> socket:
     sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     sock.settimeout(CONNECT_TIMEOUT_S)
     try:
-        connect_unix(sock, path)  # type: ignore[arg-type]  # the C socket has the same connect
+        unix_sockets.connect(sock, path)  # type: ignore[arg-type]  # the C socket has the same connect
     except BaseException:
         sock.close()
         raise

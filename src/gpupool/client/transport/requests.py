@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpupool.client.discovery import connect_unix
+from gpupool import unix_sockets
 from gpupool.client.transport.http import Answer
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
@@ -28,7 +28,7 @@ class UnixConnection(http.client.HTTPConnection):
         """Connect to the socket. Raises ``OSError`` when no process listens."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        connect_unix(self.sock, self._path)
+        unix_sockets.connect(self.sock, self._path)
 
 
 class StreamEvent(NamedTuple):

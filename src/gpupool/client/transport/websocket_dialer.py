@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
@@ -11,6 +10,7 @@ from websockets.exceptions import WebSocketException
 
 from gpupool.client.transport.endpoint import Endpoint, TlsEndpoint, UnixEndpoint
 from gpupool.client.transport.failover import HeadSelector
+from gpupool.unix_sockets import ShortPath
 
 CONNECT_TIMEOUT_S = 15.0
 REFUSED = 4000  # the server closes with 4000 + the HTTP status of its error
@@ -40,12 +40,8 @@ class WebSocketDialer:
 
     async def _connect_here(self, target: str) -> ClientConnection:
         assert isinstance(self._endpoint, UnixEndpoint)  # noqa: S101 - TLS endpoints have a HeadSelector
-        path, folder = self._endpoint.connectable()
-        try:
+        with ShortPath(self._endpoint.path) as path:
             return await unix_connect(path, f"ws://gpupool{target}", **OPTIONS)
-        finally:
-            if folder is not None:
-                os.close(folder)
 
 
 async def _connect_to(selector: HeadSelector, endpoint: TlsEndpoint, target: str) -> ClientConnection:

@@ -13,7 +13,7 @@ from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 
-from gpupool.client.discovery import connect_unix
+from gpupool import unix_sockets
 from gpupool.daemon.config import config_path, read_config
 from gpupool.daemon.doctor.check import (
     Check,
@@ -70,7 +70,7 @@ def _dead(path: Path) -> bool:
             return False
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_PROBE_TIMEOUT_S)
-            connect_unix(probe, str(path))
+            unix_sockets.connect(probe, path)
     except ConnectionRefusedError:
         return True
     except OSError:  # a datagram socket, a full queue, no permission: the server exists

@@ -6,7 +6,8 @@ import os
 import signal
 import time
 
-from gpupool.client.discovery import SYSTEM, Location, Remote, connect_unix, find_pool, place_for_new_pool
+from gpupool import unix_sockets
+from gpupool.client.discovery import SYSTEM, Location, Remote, find_pool, place_for_new_pool
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 TYPE_CHECKING = False  # typing costs milliseconds that ``gpupool run`` must save
@@ -223,7 +224,7 @@ def _connects(location: Location) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.settimeout(2.0)
         try:
-            connect_unix(sock, location.api_socket)
+            unix_sockets.connect(sock, location.api_socket)
         except OSError:
             return False
     return True

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpupool.client.discovery import Location, connect_unix
+from gpupool import unix_sockets
+from gpupool.client.discovery import Location
 from gpupool.daemon.config import MachineRole, PoolConfig
 from gpupool.daemon.local_api import WAITING, ask, health, healthy
 from gpupool.daemon.machine import AGENT_SOCKET
@@ -126,7 +127,7 @@ def _await(reached: Callable[[], bool], watch: StartWatch) -> bool:
 def _agent_listens(location: Location) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
-            connect_unix(sock, f"{location.run_dir}/{AGENT_SOCKET}")
+            unix_sockets.connect(sock, f"{location.run_dir}/{AGENT_SOCKET}")
         except OSError:
             return False
     return True

@@ -10,7 +10,6 @@ import base64
 import contextlib
 import itertools
 import json
-import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, replace
@@ -33,12 +32,12 @@ from gpupool.fabric.local.node_clock import NodeClock
 from gpupool.services.clock import Clock
 from gpupool.services.ports.files import Found, Making
 from gpupool.services.socket_stream import SocketStream
+from gpupool.unix_sockets import ShortPath
 
 LINE_LIMIT = 16 << 20  # bytes; a list of ten thousand statuses is about four MiB
 ANSWER_TIMEOUT_S = 60.0
 PING_EVERY_S = 2.0
 SILENT_S = 10.0  # without any answer: the agent or the connection is frozen or cut
-_NAME_LIMIT = 107
 
 OnStatus = Callable[[ProcessStatus], None]
 
@@ -51,15 +50,8 @@ def unreachable(node: str, why: str = "does not answer") -> GpupoolError:
 @contextlib.asynccontextmanager
 async def connection(socket: Path) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Open a stream to a unix socket with a path of any length; close it at the end. Raises OSError."""
-    name, folder = str(socket), None
-    if len(os.fsencode(name)) > _NAME_LIMIT:
-        folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        name = f"/proc/self/fd/{folder}/{socket.name}"
-    try:
+    with ShortPath(socket) as name:
         reader, writer = await asyncio.open_unix_connection(name, limit=LINE_LIMIT)
-    finally:
-        if folder is not None:
-            os.close(folder)
     try:
         yield reader, writer
     finally:

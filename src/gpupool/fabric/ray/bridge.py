@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -22,13 +21,13 @@ from pathlib import Path
 from gpupool.fabric.ray.environment import NAMESPACE, NODE_LABEL, Secrets, load, log_event, ray_variables, set_variables
 from gpupool.fabric.ray.head_selection import HeadLead, read_refused
 from gpupool.fabric.ray.remote_node import RemoteNode
+from gpupool.unix_sockets import listen
 
 SOCKET_SUFFIX = ".sock"
 LOOK_EVERY_S = 1.0
 BLIND_S = 120.0  # exit after this time without a list of machines: a new process may succeed
 FORGET_AFTER_S = 60.0  # a restarted machine returns with its name within this time
 _HEAD_PAUSE_S = 0.5
-_BACKLOG = 128
 
 Listed = dict[str, str]  # node names by the ids of Ray
 
@@ -128,23 +127,6 @@ class Bridge:
             await outlet.show(ray_ids)
             if time.monotonic() - outlet.listed_at > FORGET_AFTER_S:
                 await self._outlets.pop(name).close()
-
-
-def listen(path: Path) -> socket.socket:
-    """Listen on a path of any length, for the pool's owner only; replace an old socket. Raises OSError."""
-    path.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.bind(f"/proc/self/fd/{folder}/{path.name}")
-        path.chmod(0o600)
-        sock.listen(_BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    finally:
-        os.close(folder)
-    return sock
 
 
 def list_machines() -> Listed:

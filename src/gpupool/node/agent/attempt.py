@@ -27,8 +27,9 @@ from gpupool.domain.work.program.supervision import (
     Progress,
 )
 from gpupool.node.host.log import log_event
-from gpupool.node.host.paths import ReplicaFolder, read_json, socket_name, write_json
+from gpupool.node.host.paths import ReplicaFolder, read_json, write_json
 from gpupool.node.host.records import ShepherdRecord, StartRequest, read_exit, read_notes
+from gpupool.unix_sockets import connect
 
 MAX_NOTES = 16  # made while a program runs
 MIN_ACTIVE_CPU_SHARE = 0.01  # of one CPU between samples; below it a program counts as idle
@@ -75,9 +76,9 @@ def check_spec(spec: ProcessSpec, *, has_command: bool) -> None:
 def send_frame(path: str, kind: int, payload: bytes) -> None:
     """Send one frame to the shepherd behind a socket; log it if the shepherd is gone."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, socket_name(path) as name:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(5.0)
-            sock.connect(name)
+            connect(sock, path)
             sock.sendall(frames.encode(kind, payload))
     except OSError as error:
         log_event("frame not delivered", path=path, kind=kind, error=str(error))

@@ -18,6 +18,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpupool.domain.decode import decode
@@ -34,16 +35,15 @@ from gpupool.node.files.reading import NAMES as FILE_METHODS
 from gpupool.node.files.reading import FileMethods
 from gpupool.node.host.heartbeat import Pings, boottime
 from gpupool.node.host.log import log_event
-from gpupool.node.host.paths import bind_socket, socket_name
 from gpupool.node.shepherd.attach import peer_uid
 from gpupool.services.socket_stream import SocketStream
+from gpupool.unix_sockets import BACKLOG, ShortPath, listen
 
 LINE_LIMIT = 8 << 20  # bytes
 MAX_UNSENT_BYTES = 16 << 20  # a slower client is disconnected, and compares everything when it reconnects
 MAX_CONCURRENT_REQUESTS = 256  # per connection
 _NOTE = bytes([frames.NOTE])
 _PIECE = 256 << 10
-_BACKLOG = 128
 
 Params = dict[str, Any]
 Method = Callable[[Params], Awaitable[Any]]
@@ -317,12 +317,27 @@ class AgentConnection:
         connected = socket.socket(socket.AF_UNIX)
         connected.settimeout(0)
         try:
-            with socket_name(self._agent.attach_path(key)) as name:
+            with ShortPath(self._agent.attach_path(key)) as name:
                 await asyncio.get_running_loop().sock_connect(connected, name)
         except BaseException:
             connected.close()
             raise
         return connected
+
+
+def _bind_datagrams(path: Path) -> socket.socket:
+    """Return a datagram socket at ``path`` that never blocks; it replaces an old one. Raises ``OSError``."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        sock.settimeout(0)
+        with ShortPath(path) as name:
+            sock.bind(name)
+        path.chmod(0o600)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 async def _join(near: SocketStream, far: SocketStream, on_data: Callable[[], None]) -> None:
@@ -417,11 +432,10 @@ class AgentServer:
     async def open(self) -> None:
         """Bind both sockets and start to serve. Raises OSError."""
         run = self._agent.run
-        self._hints = bind_socket(run.notify, socket.SOCK_DGRAM)
-        self._hints.settimeout(0)
+        self._hints = _bind_datagrams(run.notify)
         asyncio.get_running_loop().add_reader(self._hints.fileno(), self._on_hint)
-        listener = bind_socket(run.agent, socket.SOCK_STREAM)
-        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=LINE_LIMIT, backlog=_BACKLOG)
+        listener = listen(run.agent)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=LINE_LIMIT, backlog=BACKLOG)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -1,20 +1,16 @@
-"""The agent's folders on disk, safe ways to write files, and unix sockets with paths of any length."""
+"""The agent's folders on disk, and safe ways to write files."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import attempt_key, split_attempt_key
-
-SOCKET_NAME_LIMIT = 107  # bytes of sun_path less its final zero
 
 
 def checked_key(key: str) -> str:
@@ -199,38 +195,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-@contextlib.contextmanager
-def socket_name(path: Path | str) -> Iterator[str]:
-    """Yield a name for ``bind`` or ``connect`` that fits the limit, through a folder descriptor if it is long."""
-    text = os.fspath(path)
-    if len(os.fsencode(text)) <= SOCKET_NAME_LIMIT:
-        yield text
-        return
-    folder, name = os.path.split(text)
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{fd}/{name}"
-    finally:
-        os.close(fd)
-
-
-def bind_socket(path: Path, kind: socket.SocketKind, uid: int | None = None) -> socket.socket:
-    """Create a unix socket at ``path`` (replacing an old one), mode 0600, owned by ``uid``; not listening yet."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
-    sock = socket.socket(socket.AF_UNIX, kind)
-    try:
-        with socket_name(path) as name:
-            sock.bind(name)
-        path.chmod(0o600)
-        if uid is not None and uid != os.geteuid():
-            os.chown(path, uid, -1)
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 def boot_id() -> str:

@@ -23,7 +23,7 @@ from gpupool.domain.work.program.supervision import FENCE_GRACE_S, ExitReason, E
 from gpupool.node.host import cgroups, process_tree
 from gpupool.node.host.child import ProgramChild, StartError, fork_into
 from gpupool.node.host.heartbeat import Contact, Fence
-from gpupool.node.host.paths import ReplicaFolder, RunFolder, socket_name
+from gpupool.node.host.paths import ReplicaFolder, RunFolder
 from gpupool.node.host.preemption_notice import NOTICE_FILE_VARIABLE
 from gpupool.node.host.progress_file import PROGRESS_FILE_VARIABLE
 from gpupool.node.host.records import ShepherdRecord, StartRequest, read_noticed, read_stop, write_exit
@@ -43,6 +43,7 @@ from gpupool.node.shepherd.termination import (
     report_never_started,
     report_not_started,
 )
+from gpupool.unix_sockets import ShortPath
 
 MAX_EARLY_SIGNALS = 32
 
@@ -426,7 +427,7 @@ class Shepherd:
         """Send the agent a hint to read the files, if it is running."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.settimeout(0)
-            with socket_name(RunFolder(self.request.run_folder).notify) as name:
+            with ShortPath(RunFolder(self.request.run_folder).notify) as name:
                 sock.sendto(self.key.encode(), name)
 
 

@@ -16,10 +16,11 @@ from typing import ClassVar
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host import cgroups, process_tree
-from gpupool.node.host.paths import ReplicaFolder, RunFolder, bind_socket
+from gpupool.node.host.paths import ReplicaFolder, RunFolder
 from gpupool.node.host.process_tree import Proc
 from gpupool.node.host.records import MAX_CHECK_BYTES, CheckRequest, ShepherdRecord, StartRequest
 from gpupool.node.ports import LaunchRequest, PrepareRequest, ProcessTree, ProgramTraits
+from gpupool.unix_sockets import listen
 
 _BACKLOG = 64
 ANSWER_TIMEOUT_S = 10.0  # of the fork server
@@ -58,8 +59,7 @@ class ProcessRunner:
         not.
         """
         path = RunFolder(launch.run_folder).attach(launch.folder.name)
-        with bind_socket(path, socket.SOCK_STREAM, launch.spec.uid) as listener:
-            listener.listen(_BACKLOG)
+        with listen(path, uid=launch.spec.uid, backlog=_BACKLOG) as listener:
             return await self.spawner.fork(launch.folder, lock_fd, listener.fileno())
 
     async def check_command(self, folder: Path, argv: Sequence[str], timeout_s: float) -> str:

@@ -24,7 +24,8 @@ from pathlib import Path
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.node.host import process_tree
 from gpupool.node.host.log import log_event
-from gpupool.node.host.paths import SOCKET_NAME_LIMIT, write_json
+from gpupool.node.host.paths import write_json
+from gpupool.unix_sockets import PATH_LIMIT
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
@@ -144,7 +145,7 @@ async def stop(daemon: MpsDaemon, seen: Mapping[int, int] | None = None) -> None
 
 
 def _check_length(daemon: MpsDaemon) -> None:
-    if len(os.fsencode(daemon.pipes / _SOCKET)) > SOCKET_NAME_LIMIT:
+    if len(os.fsencode(daemon.pipes / _SOCKET)) > PATH_LIMIT:
         raise GpupoolError(
             ErrorCode.UNSUPPORTED,
             f"The path {daemon.pipes} is too long for the sockets of MPS.",
