@@ -123,7 +123,7 @@ CASES = [
     Case(
         "a replica within its quota gets the free GPU before a reservation",
         "a 2xT4; b 1xT4 cpus=32",
-        "p1 green 2 wait=900; p2 blue 1",
+        "p1 green 2 wait=700; p2 blue 1",
         "p2@a r1@a r2@b",
         running="r1 green 1 on a:0 end=200; r2 red 1 on b:0 train",
         projects="red quota=0; blue quota=1",

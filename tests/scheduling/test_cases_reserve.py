@@ -108,7 +108,7 @@ CASES = [
     Case(
         "nothing is backfilled before a reservation with an unknown start",
         "a 2xT4",
-        "p1 red 2 wait=900; p2 red 1 wait=5 max=10",
+        "p1 red 2 wait=700; p2 red 1 wait=5 max=10",
         "r1@a",
         running="r1 blue 1 on a:0",
         reserved="p1@a",
@@ -202,7 +202,7 @@ CASES = [
     Case(
         "the node with fewer GPUs in use is reserved when no end is known",
         "a 4xT4; b 4xT4",
-        "p1 red 4 wait=900; p2 red 2 wait=5",
+        "p1 red 4 wait=700; p2 red 2 wait=5",
         "p2@b r1@a r2@b",
         running="r1 blue 1 on a:0; r2 blue 2 on b:01",
         reserved="p1@a",
@@ -286,7 +286,7 @@ GIVING_WAY = [
     Case(
         "what is free first, before anybody is evicted; who had it kept looks for another place",
         "a 1xT4; b 2xT4",
-        "p1 green 1 train wait=950; p2 lime 2 train wait=900; p3 blue 1",
+        "p1 green 1 train wait=720; p2 lime 2 train wait=700; p3 blue 1",
         "p3@b r1@a r2@b",
         running="r1 red 1 on a:0 train end=50; r2 red 1 on b:0 end=900",
         projects="red quota=1; green quota=0 weight=2; lime quota=0 weight=4; blue quota=1",

@@ -223,18 +223,18 @@ def test_backfilled_work_stays_within_its_prediction() -> None:
 
 
 def test_work_that_ran_before_the_hold_is_not_backfill() -> None:
-    w = world("a 2xT4", "big blue 1 gang=2 wait=900", f"{WALL}; r2 red 1 on a:1 train age=5000")
+    w = world("a 2xT4", "big blue 1 gang=2 wait=600", f"{WALL}; r2 red 1 on a:1 train age=5000")
     learn(w, 300)
     w.step()
     assert len(reserved(w)) == 2
-    w.now = NOW + 1000
+    w.now = NOW + 149
     end(w, "r1")
     w.step()
     assert not w.last.evictions
 
 
 def test_predicted_ends_set_the_time_of_a_hold() -> None:
-    w = world("a 2xT4", "big blue 1 gang=2 wait=900", "r1 red 1 on a:0 train age=100; r2 red 1 on a:1 train age=50")
+    w = world("a 2xT4", "big blue 1 gang=2 wait=700", "r1 red 1 on a:0 train age=100; r2 red 1 on a:1 train age=50")
     learn(w, 300)
     w.step()
     assert {hold.starts_at for hold in w.scheduler.holds} == {NOW + 250}

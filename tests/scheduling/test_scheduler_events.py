@@ -114,7 +114,7 @@ def test_cycle_reports_that_it_reached_its_bound() -> None:
 
 
 def test_grants_are_returned_before_holds_are_searched() -> None:
-    s = world("a 2xT4; b 1xT4", "p1 red 1 wait=950; p2 red 2 wait=900", "r1 red 1 on a:0 end=60").scheduler
+    s = world("a 2xT4; b 1xT4", "p1 red 1 wait=720; p2 red 2 wait=700", "r1 red 1 on a:0 end=60").scheduler
     first, second = s.decide(NOW), s.decide(NOW)
     assert ([grant.key for grant in first.grants], first.holds, first.more) == ([key("p1")], (), True)
     assert (second.grants, [hold.key for hold in second.holds], second.more) == ((), [key("p2")], False)
@@ -190,7 +190,7 @@ def test_request_by_memory_takes_smaller_share_of_larger_gpu() -> None:
 def test_hold_does_not_make_its_project_a_victim() -> None:
     w = world(
         "a 3xT4",
-        "p1 red 2 wait=900; p2 blue 1",
+        "p1 red 2 wait=700; p2 blue 1",
         "r1 red 1 on a:0 train; r2 red 1 on a:1 train; r3 blue 1 on a:2",
         "red quota=2",
     )

@@ -74,7 +74,7 @@ class Policy:
     """The settings for sharing the pool over time. Times are in seconds.
 
     - ``min_runtime_s``: training is not evicted earlier after its start.
-    - ``reserve_after_s``: a workload that needs whole GPUs and waits longer gets a reservation.
+    - ``reserve_after_s``: a workload that needs whole GPUs and waits longer gets a reservation; see ``holds.windows``.
     - ``unsaved_after_s``: training without checkpoints that has run longer is evicted only for a configured quota,
       higher priority or a reservation of nodes; None: it is not protected.
     - ``consolidate_after_s``: for a workload that waits longer for GPUs that are free in pieces, others are moved

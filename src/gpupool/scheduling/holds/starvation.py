@@ -1,6 +1,8 @@
 """Starvation: hold the GPUs that become free first for work that needs whole or several GPUs and waits long.
 
-A gang gets a place for each member of its minimum, from the time at which the last of these places is free.
+A gang gets a place for each member of its minimum, from the time at which the last of these places is free. Until then
+the others are idle. Where work without a time limit runs, several GPUs are therefore held in a part of the wait only;
+see ``windows``.
 
 Backfill: work that ends in time may use GPUs that are held for a later start. The time limit proves that it ends in
 time. Preemptible work is also admitted if most past runs of its user in the project would have ended in time. If it
@@ -18,6 +20,7 @@ import numpy.typing as npt
 
 from gpupool.domain.units import format_duration
 from gpupool.scheduling.gang_placement import Placed, find_all, model_choices
+from gpupool.scheduling.holds.windows import in_window, may_hold, waiting_since
 from gpupool.scheduling.placement.capacity import runs
 from gpupool.scheduling.placement.node_filter import Relax, mode_fits, mode_on, usable_rows, usable_slots
 from gpupool.scheduling.policy import Settings
@@ -46,6 +49,7 @@ class Starvation:
         self.known_likely_s: dict[tuple[str, str, int], float | None] = {}  # see ``likely_s``
         self.known_slot_ends: Floats | None = None  # see ``slot_ends``
         self.refused: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}  # see ``_due_once``
+        self.without_limits: set[tuple[Shape, int]] = set()  # what could get GPUs only after work without a time limit
 
     def note_backfill(self) -> None:
         """Count one try to backfill a replica."""
@@ -175,18 +179,23 @@ def _evict(session: SchedulingSession, late: list[ReplicaKey], active: ActiveHol
 
 
 def refresh_reservations(state: Starvation) -> None:
-    """Update when reserved GPUs become free: time limits change, and work ends early."""
+    """Update when reserved GPUs become free: time limits change, and work ends early. End holds outside a window."""
     session = state.session
     ends: dict[int, Floats] = {}
-    for active_holds in session.holds.reservations().values():
+    for leader, active_holds in session.holds.reservations().items():
         starts_at = session.now
         for active in active_holds:
             row = active.claim.row
             if row not in ends:
                 ends[row] = _row_ends(state, row)
             starts_at = max(starts_at, float(ends[row][active.claim.gpu > 0].max(initial=session.now)))
+        claims = [active.claim for active in active_holds]
+        held = may_hold(session, session.demand.pending[leader], claims, _let_in(session, active_holds))
         for active in active_holds:
-            session.holds.set_start(active, starts_at)
+            if held:
+                session.holds.set_start(active, starts_at)
+            else:
+                session.holds.remove(active.hold.key)
 
 
 def starving_shapes(state: Starvation) -> set[Shape]:
@@ -219,20 +228,13 @@ def reserve_if_starving(state: Starvation, group: Group, replica: PendingReplica
     return _reserve_for(state, group, replica)
 
 
-def _since(replica: PendingReplica) -> float:
-    return max(replica.queued_at, replica.not_before)
-
-
 def _waited(state: Starvation, replica: PendingReplica) -> bool:
-    return state.session.now - _since(replica) >= state.settings.reserve_after_s
+    return state.session.now - waiting_since(replica) >= state.settings.reserve_after_s
 
 
 def _reserve_for(state: Starvation, group: Group, replica: PendingReplica) -> bool:
     session = state.session
-    need = group.shape.fixed_permille
-    if need is None or need * group.size > session.ledger.room(group.account):
-        return False
-    if need * group.size > _room_to_keep(state) or not _due_once(state, group, replica, need * group.size):
+    if not _is_permitted(state, group, replica):
         return False
     if state.stop_early and session.outcome.grants:
         state.interrupted = True
@@ -241,6 +243,9 @@ def _reserve_for(state: Starvation, group: Group, replica: PendingReplica) -> bo
     if not plans:
         return False
     starts_at, claims = min(plans, key=lambda plan: plan[0])
+    if not may_hold(session, replica, claims):
+        state.without_limits.add((group.shape, group.size))
+        return False
     if not session.may_charge(group.shape, group.account, claims):
         return False
     members = session.demand.together_with(replica)
@@ -249,12 +254,25 @@ def _reserve_for(state: Starvation, group: Group, replica: PendingReplica) -> bo
     return True
 
 
+def _is_permitted(state: Starvation, group: Group, replica: PendingReplica) -> bool:
+    """Return whether the limits of the group's owners and of reservations permit one for it now."""
+    session, need = state.session, group.shape.fixed_permille
+    if need is None:
+        return False
+    need *= group.size
+    if need > session.ledger.room(group.account) or need > _room_to_keep(state):
+        return False
+    if (group.shape, group.size) in state.without_limits and not in_window(session, replica):
+        return False
+    return _due_once(state, group, replica, need)
+
+
 def _due_once(state: Starvation, group: Group, replica: PendingReplica, need: int) -> bool:
     """Return ``_due``, from the last refusal of the project for this need if nothing has changed since.
 
     A replica that was queued later has been overtaken by fewer jobs, so it is refused as well.
     """
-    session, since = state.session, _since(replica)
+    session, since = state.session, waiting_since(replica)
     key, now = (group.account.project, need), (len(session.outcome.grants), len(session.holds.active))
     before = state.refused.get(key)
     if replica.preemptible and before is not None and before[0] == now and since >= before[1]:
@@ -274,7 +292,7 @@ def _due(session: SchedulingSession, group: Group, replica: PendingReplica, need
     project, ledger, holders = group.account.project, session.ledger, session.demand.holders
     if not replica.preemptible:
         return True
-    dept, overtaken = ledger.dept[project], holders.occupied() & (holders.started_at > _since(replica))
+    dept, overtaken = ledger.dept[project], holders.occupied() & (holders.started_at > waiting_since(replica))
     overtaken &= (holders.gang == NO_GANG) & (2 * holders.permille <= need)
     at = np.flatnonzero(overtaken)
     own, inside = holders.project[at] == project, ledger.dept[holders.project[at]] == dept
