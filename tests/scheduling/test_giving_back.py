@@ -249,7 +249,7 @@ def test_arrays_equal_rebuilt_arrays(
     running.holders.catch_up(cluster)
     fresh = RunningTable()
     for key, replica in running.running.items():
-        fresh.start(replica, running.accounts[key].project, running.accounts[key].user)
+        fresh.start(replica, running.accounts[key])
     fresh.catch_up(cluster)
     assert as_seen(running.holders) == as_seen(fresh)
 

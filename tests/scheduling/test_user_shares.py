@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduling_world import World, world
+
+from gpupool.scheduling.fairness.user_shares import UserShares
 
 STEP_S = 100.0
 Users = dict[str, tuple[int, list[int]]]  # by name: how many steps later, and the GPUs of each job
@@ -88,3 +92,23 @@ def test_evictions_end_with_quotas(demand: Users, quotas: dict[str, int], nodes:
     pool = world(nodes_, jobs_of(demand, 0), projects=f"red quotas={rule}")
     at_rest(pool)
     assert len(pool.evicted) <= 3 * sum(len(sizes) for _, sizes in demand.values())
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(
+    users(st.integers(1, 3)), st.integers(1, 3), st.sampled_from(["red", "red quota=2", "red weights=ann:3,bob:0.5"])
+)
+def test_quick_check_of_users_changes_no_decision(
+    monkeypatch: pytest.MonkeyPatch, demand: Users, nodes: int, project: str
+) -> None:
+    def decisions() -> list[str]:
+        pool = world("; ".join(f"n{at} 4xT4" for at in range(nodes)), jobs_of(demand, 0), "", project)
+        for _ in range(60):
+            pool.step()
+            pool.now += STEP_S
+        return [*pool.granted, "-", *pool.evicted]
+
+    quick = decisions()
+    with monkeypatch.context() as patch:
+        patch.setattr(UserShares, "might_take", lambda _shares, pairs, _needs, _smallest: np.ones(len(pairs), np.bool_))
+        assert decisions() == quick

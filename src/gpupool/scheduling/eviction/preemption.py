@@ -74,8 +74,10 @@ class Preemption:
         return min(self._room.session.demand.evictable.get(project, ()), default=inf)
 
     def hopeful(self, projects: list[int]) -> list[int]:
-        """Return all of ``projects``."""
-        return projects
+        """Return those in which a higher priority waits, or a user might take GPUs from another one."""
+        importance = self._room.session.demand.importance
+        able = self._able[1]
+        return [p for p in projects if p in able or max(importance[p]) > self.lowest(p)]
 
     def wants(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - the interface
         """Return True: priorities decide, for each shape."""
@@ -95,11 +97,29 @@ class Preemption:
             promised[active.account.pair] += active.claim.permille
         return UserShares(session.ledger, promised)
 
+    @cached_property
+    def _able(self) -> tuple[set[int], set[int]]:
+        """Return the users (``Account.pair``) that might take GPUs from others of their project, and their projects.
+
+        A quick check, as of the first call: later evictions of the cycle make nobody able to take more.
+        """
+        demand = self._room.session.demand
+        waiting = [demand.least_needs(p) for p in demand.project_queues if p in self._users.projects]
+        if not waiting:
+            return set(), set()
+        pairs, needs = (np.concatenate(columns) for columns in zip(*waiting, strict=True))
+        smallest, holders = np.full(len(demand.ledger.pair_used), inf), demand.holders
+        at = np.flatnonzero(holders.evictable)
+        np.minimum.at(smallest, holders.pair[at], holders.permille[at])
+        able = pairs[self._users.might_take(pairs, needs, smallest)]
+        return set(able.tolist()), set(demand.ledger.pair_project[able].tolist())
+
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a replica, by eviction in its project if needed: of lower priorities, then of other users."""
         account, need = group.account, self._room.permille(group)
         by_priority = replica.priority > self.lowest(account.project)
-        for_user = self._users.may_take(account, need) and self._somebody_can_lose(account, need)
+        for_user = account.pair in self._able[0] and self._users.may_take(account, need)
+        for_user = for_user and self._somebody_can_lose(account, need)
         if group.shape.gpuless or not (by_priority or for_user):
             return False
         if self._room.nominate(group, replica):

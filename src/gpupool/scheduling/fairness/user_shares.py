@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
 from gpupool.scheduling.fairness.water_filling import EPSILON, Floats, fill
-from gpupool.scheduling.state.allocation import Ints
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.ledger import Account, Ledger
 
 
@@ -46,6 +47,8 @@ class UserShares:
         base = _within_quotas(np.minimum(quota[at], wanted), project, amount)
         rest = np.maximum(amount - np.bincount(project, base, len(amount)), 0.0)
         share = base + fill(rest, project, wanted - base, weight)
+        self._at = at
+        self._share_rows, self._base_rows = share, base
         self._most = np.zeros(len(amount))  # of a user beyond its quota, by weight
         np.maximum.at(self._most, project, (held - base) / weight)
         below = (waiting > 0) & ((held + 1 <= share + EPSILON) | (held + 1 - base <= self._most[project] * weight))
@@ -65,6 +68,34 @@ class UserShares:
             return False
         most = self.base(account) + self._most[account.project] * self.weight(account)
         return bool(self.after(account, extra) <= max(self.share(account), most) + EPSILON)
+
+    def might_take(self, pairs: Ints, needs: Ints, smallest: Floats) -> Bools:
+        """Return which users might take what they need from others of their project, for all users at once.
+
+        False is certain, also when holds end. ``pairs`` are the takers (``Account.pair``), ``needs`` their thousandths;
+        ``smallest`` is the smallest amount that each user can lose, by pair, infinite for none.
+        """
+        project, held, _, weight, _ = self._ledger.user_rows()
+        rows = UserRows(self._by_pair(self._share_rows), weight, self._by_pair(self._base_rows))
+        slack = 2 * EPSILON
+        at = np.flatnonzero(smallest[: len(project)] < inf)
+        left = held[at] - smallest[at] + slack
+        most_even = np.full(len(self._most), -inf)  # what a user may hold by weight if another can lose
+        np.maximum.at(most_even, project[at], (left - rows.base[at]) / rows.weight[at])
+        above = np.bincount(project[at], left >= rows.share[at], len(self._most)) > 0  # a user keeps its share
+        share, weight, base, own = rows.share[pairs], rows.weight[pairs], rows.base[pairs], project[pairs]
+        running = held.copy()
+        for pair, amount in self._holds.items():
+            running[pair] -= amount
+        after = running[pairs] + needs
+        permitted = after <= np.maximum(share, base + self._most[own] * weight) + slack
+        even = np.maximum(0.0, after - base) / weight <= most_even[own]
+        return np.asarray(permitted & (even | (above[own] & (after <= share + slack))))
+
+    def _by_pair(self, column: Floats) -> Floats:
+        found = np.zeros(len(self._ledger.user_rows()[0]))
+        found[self._at] = column
+        return found
 
     def least(self, users: UserRows, taker: Account, extra: int) -> Floats:
         """Return the thousandths that users keep when another one takes ``extra``."""

@@ -11,10 +11,13 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
+import numpy as np
+
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.sharing import traits_of
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.gang import Gang
+from gpupool.scheduling.state.allocation import Ints
 from gpupool.scheduling.state.cluster import Shape, Shapes
 from gpupool.scheduling.state.gang_members import GangEntry, Gangs, Members
 from gpupool.scheduling.state.ledger import Account, Ledger
@@ -102,6 +105,7 @@ class Demand:
         self.searched: set[tuple[EvictionKind, int, Shape]] = set()  # without success, by an interrupted cycle
         self._maturing: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[QueueKey, Group]]] = {}
+        self._least_needs: dict[int, tuple[Ints, Ints]] = {}
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
         self._asked: dict[ReplicaKey, int] = {}  # thousandths requested by ready replicas, as counted in the ledger
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
@@ -267,6 +271,26 @@ class Demand:
             }
         return self._heads[project]
 
+    def least_needs(self, project: int) -> tuple[Ints, Ints]:
+        """Return the users with GPU work in the queue of a project, as ``Account.pair``, and what each needs at least.
+
+        In thousandths; requests for memory count as one. Cached until the queue changes.
+        """
+        if project not in self._least_needs:
+            least: dict[int, int] = {}
+            for shape, groups in self.project_queues.get(project, {}).items():
+                if not shape.gpuless:
+                    for group in groups.values():
+                        need = (shape.fixed_permille or 1) * group.size
+                        least[group.account.pair] = min(need, least.get(group.account.pair, need))
+            pairs, needs = list(least), list(least.values())
+            self._least_needs[project] = np.array(pairs, np.int64), np.array(needs, np.int64)
+        return self._least_needs[project]
+
+    def _forget_order(self, project: int) -> None:
+        self._heads.pop(project, None)
+        self._least_needs.pop(project, None)
+
     def shape_of(self, replica: PendingReplica) -> Shape:
         """Return the shape of a replica, ready or not; a member of a mixed gang has its own."""
         mixed = replica.gang is not None and replica.gang.mixed
@@ -342,7 +366,7 @@ class Demand:
         if not self.window.has_room(key[:3], shape):
             self.window.park(key[:3], shape, replica.key, (replica, queued_at, arrival, gang_entry))
             return
-        self._heads.pop(account.project, None)
+        self._forget_order(account.project)
         groups = self.project_queues.setdefault(account.project, {}).setdefault(shape, {})
         if key not in groups:
             groups[key] = Group(key, account)
@@ -376,7 +400,7 @@ class Demand:
             self.window.forget(replica.key)
             return
         group, queued_at, arrival = placed
-        self._heads.pop(group.account.project, None)
+        self._forget_order(group.account.project)
         self.timed[group.shape] -= replica.max_time_s is not None
         self.restartable[group.shape] -= replica.preemptible
         del group.entries[group.count_before(queued_at, arrival)]
@@ -419,7 +443,7 @@ class Demand:
         models = () if replica.request is None else replica.request.models
         account = self.ledger.account(lease.project, lease.user, preemptible=replica.preemptible, models=models)
         self.running[replica.key], self.accounts[replica.key] = replica, account
-        self.holders.start(replica, account.project, account.user)
+        self.holders.start(replica, account)
         self.ledger.add(self._log, account, lease.permille)
         self.ledger.started(account, lease.permille, lease.granted_at)
         self._heads.pop(account.project, None)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import ClusterState
+from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.sharing_modes import mark_of
 from gpupool.scheduling.state.undo import grown
 from gpupool.scheduling.values import ReplicaKey, RunningReplica
@@ -47,7 +48,7 @@ class RunningTable:
         m = _FIRST_SIZE
         self.row, self.gang = np.full(m, _NO_NODE, np.int64), np.full(m, NO_GANG, np.int64)
         self.cpu, self.mem, self.permille = np.zeros(m, np.int64), np.zeros(m, np.int64), np.zeros(m, np.int64)
-        self.project, self.user = np.zeros(m, np.int64), np.zeros(m, np.int64)
+        self.project, self.user, self.pair = np.zeros(m, np.int64), np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.priority, self.born = np.zeros(m, np.int64), np.zeros(m, np.int64)
         self.started_at, self.ends, self.min_runtime_s = np.zeros(m), np.zeros(m), np.zeros(m)
         self.served_s, self.evictions, self.saved_at = np.zeros(m), np.zeros(m, np.int64), np.zeros(m)
@@ -57,12 +58,12 @@ class RunningTable:
         self.marks = np.zeros((m, 1), np.int64)
         self.gang_least, self.gang_size = np.zeros(8, np.int64), np.zeros(8, np.int64)
 
-    def start(self, replica: RunningReplica, project: int, user: int) -> None:
-        """Add a running replica; project and user are their ledger numbers. Call ``finish`` first if it is known."""
+    def start(self, replica: RunningReplica, account: Account) -> None:
+        """Add a running replica of an account. Call ``finish`` first if it is known."""
         key = replica.key
         at = self._slot_for(key)
         self._births += 1
-        self.project[at], self.user[at] = project, user
+        self.project[at], self.user[at], self.pair[at] = account.project, account.user, account.pair
         self.priority[at], self.born[at] = replica.priority, self._births
         self.started_at[at], self.permille[at] = replica.started_at, replica.lease.permille
         self.served_s[at], self.evictions[at] = replica.served_s, replica.evictions
