@@ -17,7 +17,7 @@ from gpupool.scheduling.state.allocation import Claim
 from gpupool.scheduling.values import PendingReplica, ReplicaKey
 
 HELD_PART = 0.25  # of each doubling of the wait
-_CLOCK_ERROR_S = 0.001  # a cycle at the begin of a window must be inside
+_CLOCK_ERROR_S = 0.001  # a cycle at the start of a window must be inside
 
 
 def waiting_since(replica: PendingReplica) -> float:
@@ -39,7 +39,7 @@ def may_hold(
 
 
 def in_window(session: SchedulingSession, replica: PendingReplica) -> bool:
-    """Return whether a window is open for a replica; the next cycle is not later than the end of this state."""
+    """Return whether a window is open for a replica; request a cycle for when this changes."""
     inside, until = window(session.now - waiting_since(replica), session.settings.reserve_after_s)
     if until < inf:
         session.outcome.wake_at(waiting_since(replica) + until)
