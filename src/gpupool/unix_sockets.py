@@ -3,8 +3,7 @@
 On the path of every ``gpupool run``: imports only ``os`` at module level.
 """
 
-# pathlib takes longer to import than this module takes to run:
-# ruff: noqa: PTH101, PTH104, PTH108
+# ruff: noqa: PTH101, PTH104, PTH108 - importing pathlib takes longer than this module
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ login (``client.logins``), the machine's system pool if there is one (users of a
 the user's own pool.
 """
 
-# pathlib takes longer to import than this module takes to run:
-# ruff: noqa: PTH100, PTH111, PTH116, PTH117
+# ruff: noqa: PTH100, PTH111, PTH116, PTH117 - importing pathlib takes longer than this module
 
 from __future__ import annotations
 

@@ -67,7 +67,11 @@ class Preemption:
         if not (by_priority or of_users):
             return []
         queues = demand.project_queues
-        return [p for p in queues if p in of_users or (by_priority and max(demand.importance[p]) > self.lowest(p))]
+        return [p for p in queues if p in of_users or (by_priority and self._outranks(p))]
+
+    def _outranks(self, project: int) -> bool:
+        """Return whether a higher priority waits in a project than that of its least important evictable work."""
+        return max(self._room.session.demand.importance[project]) > self.lowest(project)
 
     def lowest(self, project: int) -> float:
         """Return the lowest priority of evictable work in a project."""
@@ -75,9 +79,8 @@ class Preemption:
 
     def hopeful(self, projects: list[int]) -> list[int]:
         """Return those in which a higher priority waits, or a user might take GPUs from another one."""
-        importance = self._room.session.demand.importance
-        able = self._able[1]
-        return [p for p in projects if p in able or max(importance[p]) > self.lowest(p)]
+        able = set(self._room.session.demand.ledger.pair_project[list(self._possible_takers)].tolist())
+        return [p for p in projects if p in able or self._outranks(p)]
 
     def wants(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - the interface
         """Return True: priorities decide, for each shape."""
@@ -98,27 +101,26 @@ class Preemption:
         return UserShares(session.ledger, promised)
 
     @cached_property
-    def _able(self) -> tuple[set[int], set[int]]:
-        """Return the users (``Account.pair``) that might take GPUs from others of their project, and their projects.
+    def _possible_takers(self) -> set[int]:
+        """Return the users (``Account.pair``) that might take GPUs from others of their project.
 
-        A quick check, as of the first call: later evictions of the cycle make nobody able to take more.
+        A quick check, as of the first call: later evictions of the cycle let no user take more.
         """
         demand = self._room.session.demand
         waiting = [demand.least_needs(p) for p in demand.project_queues if p in self._users.projects]
         if not waiting:
-            return set(), set()
+            return set()
         pairs, needs = (np.concatenate(columns) for columns in zip(*waiting, strict=True))
         smallest, holders = np.full(len(demand.ledger.pair_used), inf), demand.holders
         at = np.flatnonzero(holders.evictable)
         np.minimum.at(smallest, holders.pair[at], holders.permille[at])
-        able = pairs[self._users.might_take(pairs, needs, smallest)]
-        return set(able.tolist()), set(demand.ledger.pair_project[able].tolist())
+        return set(pairs[self._users.might_take(pairs, needs, smallest)].tolist())
 
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a replica, by eviction in its project if needed: of lower priorities, then of other users."""
         account, need = group.account, self._room.permille(group)
         by_priority = replica.priority > self.lowest(account.project)
-        for_user = account.pair in self._able[0] and self._users.may_take(account, need)
+        for_user = account.pair in self._possible_takers and self._users.may_take(account, need)
         for_user = for_user and self._somebody_can_lose(account, need)
         if group.shape.gpuless or not (by_priority or for_user):
             return False

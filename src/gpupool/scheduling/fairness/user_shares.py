@@ -47,17 +47,13 @@ class UserShares:
         base = _within_quotas(np.minimum(quota[at], wanted), project, amount)
         rest = np.maximum(amount - np.bincount(project, base, len(amount)), 0.0)
         share = base + fill(rest, project, wanted - base, weight)
-        self._at = at
-        self._share_rows, self._base_rows = share, base
+        self._share, self._base = np.zeros(len(active)), np.zeros(len(active))  # by pair
+        self._share[at], self._base[at] = share, base
         self._most = np.zeros(len(amount))  # of a user beyond its quota, by weight
         np.maximum.at(self._most, project, (held - base) / weight)
         below = (waiting > 0) & ((held + 1 <= share + EPSILON) | (held + 1 - base <= self._most[project] * weight))
         above = np.bincount(project, held > share + EPSILON, len(amount)) > 0
         self.projects = set(np.flatnonzero((np.bincount(project, below, len(amount)) > 0) & above).tolist())
-        self._share: dict[int, float] = dict(zip(at.tolist(), share.tolist(), strict=True))
-        self._base: dict[int, float] = {
-            pair: part for pair, part in zip(at.tolist(), base.tolist(), strict=True) if part
-        }
 
     def may_take(self, account: Account, extra: int) -> bool:
         """Return True if a user may take ``extra`` thousandths from some user.
@@ -76,26 +72,20 @@ class UserShares:
         ``smallest`` is the smallest amount that each user can lose, by pair, infinite for none.
         """
         project, held, _, weight, _ = self._ledger.user_rows()
-        rows = UserRows(self._by_pair(self._share_rows), weight, self._by_pair(self._base_rows))
         slack = 2 * EPSILON
         at = np.flatnonzero(smallest[: len(project)] < inf)
         left = held[at] - smallest[at] + slack
-        most_even = np.full(len(self._most), -inf)  # what a user may hold by weight if another can lose
-        np.maximum.at(most_even, project[at], (left - rows.base[at]) / rows.weight[at])
-        above = np.bincount(project[at], left >= rows.share[at], len(self._most)) > 0  # a user keeps its share
-        share, weight, base, own = rows.share[pairs], rows.weight[pairs], rows.base[pairs], project[pairs]
-        running = held.copy()
+        most_even = np.full(len(self._most), -inf)  # what a taker may hold by weight so that a user can lose enough
+        np.maximum.at(most_even, project[at], (left - self._base[at]) / weight[at])
+        above = np.bincount(project[at], left >= self._share[at], len(self._most)) > 0  # can lose and keep the share
+        share, weight, base, own = self._share[pairs], weight[pairs], self._base[pairs], project[pairs]
+        running = held.copy()  # without holds
         for pair, amount in self._holds.items():
             running[pair] -= amount
         after = running[pairs] + needs
         permitted = after <= np.maximum(share, base + self._most[own] * weight) + slack
         even = np.maximum(0.0, after - base) / weight <= most_even[own]
         return np.asarray(permitted & (even | (above[own] & (after <= share + slack))))
-
-    def _by_pair(self, column: Floats) -> Floats:
-        found = np.zeros(len(self._ledger.user_rows()[0]))
-        found[self._at] = column
-        return found
 
     def least(self, users: UserRows, taker: Account, extra: int) -> Floats:
         """Return the thousandths that users keep when another one takes ``extra``."""
@@ -110,7 +100,7 @@ class UserShares:
 
     def base(self, account: Account) -> float:
         """Return the part of a user's share that its quota guarantees."""
-        return float(self._base.get(account.pair, 0.0))
+        return float(self._base[account.pair])
 
     def weight(self, account: Account) -> float:
         """Return the weight of a user in its project."""
@@ -126,7 +116,7 @@ class UserShares:
 
     def share(self, account: Account) -> float:
         """Return the share of a user in its project; 0 if no other user of the project holds or wants GPUs."""
-        return self._share.get(account.pair, 0.0)
+        return float(self._share[account.pair])
 
 
 def _within_quotas(wanted: Floats, project: Ints, amount: Floats) -> Floats:

@@ -16,12 +16,12 @@ from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Claim
 from gpupool.scheduling.values import PendingReplica, ReplicaKey
 
-HELD_PART = 0.25  # of each doubling of the wait
+_HELD_PART = 0.25  # of each doubling of the wait
 _CLOCK_ERROR_S = 0.001  # a cycle at the start of a window must be inside
 
 
 def waiting_since(replica: PendingReplica) -> float:
-    """Return when a replica could have started first."""
+    """Return the earliest time at which a replica could have started."""
     return max(replica.queued_at, replica.not_before)
 
 
@@ -52,7 +52,7 @@ def window(waited_s: float, after_s: float) -> tuple[bool, float]:
         return True, inf
     waited_s = max(waited_s + _CLOCK_ERROR_S, after_s)
     begin_s = after_s * 2.0 ** floor(log2(waited_s / after_s))
-    end_s = begin_s * (1 + HELD_PART)
+    end_s = begin_s * (1 + _HELD_PART)
     return (True, end_s) if waited_s < end_s else (False, 2 * begin_s)
 
 

@@ -274,7 +274,7 @@ class Demand:
     def least_needs(self, project: int) -> tuple[Ints, Ints]:
         """Return the users with GPU work in the queue of a project, as ``Account.pair``, and what each needs at least.
 
-        In thousandths; requests for memory count as one. Cached until the queue changes.
+        In thousandths of a GPU; a request for memory counts as one thousandth. Cached until the queue changes.
         """
         if project not in self._least_needs:
             least: dict[int, int] = {}
@@ -287,7 +287,7 @@ class Demand:
             self._least_needs[project] = np.array(pairs, np.int64), np.array(needs, np.int64)
         return self._least_needs[project]
 
-    def _forget_order(self, project: int) -> None:
+    def _forget_cached(self, project: int) -> None:
         self._heads.pop(project, None)
         self._least_needs.pop(project, None)
 
@@ -366,7 +366,7 @@ class Demand:
         if not self.window.has_room(key[:3], shape):
             self.window.park(key[:3], shape, replica.key, (replica, queued_at, arrival, gang_entry))
             return
-        self._forget_order(account.project)
+        self._forget_cached(account.project)
         groups = self.project_queues.setdefault(account.project, {}).setdefault(shape, {})
         if key not in groups:
             groups[key] = Group(key, account)
@@ -400,7 +400,7 @@ class Demand:
             self.window.forget(replica.key)
             return
         group, queued_at, arrival = placed
-        self._forget_order(group.account.project)
+        self._forget_cached(group.account.project)
         self.timed[group.shape] -= replica.max_time_s is not None
         self.restartable[group.shape] -= replica.preemptible
         del group.entries[group.count_before(queued_at, arrival)]
