@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect, unix_connect
 
 from gpupool.api.app import create_app
 from gpupool.client.transport.attach import Attachment
+from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.protocol import frames
@@ -153,7 +153,7 @@ def test_refusals_close_with_the_code(pool: LivePool, dialling: Dial) -> None:
 def test_token_is_required_over_tls(pool: LivePool, dialling: Dial, hold: ExitStack) -> None:
     workload, _ = attached(pool, dialling, "echo up; sleep 60")
     url = f"wss{pool.url.removeprefix('https')}/v1/workloads/{workload}/attach"
-    context = ssl.create_default_context(cafile=pool.tls.certificate)
+    context = TlsEndpoint(pool.url, "", ca_file=str(pool.tls.certificate)).context()
 
     def dial(token: str | None) -> ClientConnection:
         headers = {} if token is None else {"authorization": f"Bearer {token}"}

@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute
 from gpupool.api import routes
 from gpupool.api.deps import CALLER_CHECKS
 from gpupool.api.scopes import SCOPES
+from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.domain.people.access import Scope
 
 ACTS = {"attach"}  # a WebSocket route authenticates in its own body
@@ -87,11 +88,9 @@ def test_token_allows_exactly_its_scope(pool: LivePool, scope: str, allowed: set
 
 
 def test_terminal_needs_scope_submit(pool: LivePool) -> None:
-    import ssl
-
     from websockets.sync.client import connect
 
-    context = ssl.create_default_context(cafile=pool.tls.certificate)
+    context = TlsEndpoint(pool.url, "", ca_file=str(pool.tls.certificate)).context()
     headers = {"authorization": f"Bearer {made(pool, scope='read')['secret']}"}
     url = f"wss://127.0.0.1:{pool.port}/v1/workloads/x/attach"
     with connect(url, ssl=context, additional_headers=headers) as terminal, pytest.raises(Exception, match="4403"):

@@ -24,6 +24,7 @@ from gpupool.client.files.port_forward import Forwarder
 from gpupool.client.transport import heads
 from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.client.transport.heads import HeadList, KnownHead
+from gpupool.client.transport.tls_socket import DuplexTlsSocket
 from gpupool.domain.protocol import frames
 
 TOKEN = "gpt_a_token"
@@ -49,6 +50,7 @@ def leading(head: Head) -> Iterator[KnownHead]:
     """Yield a leading server with the certificate of a head; it sends back the input of a program."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(head.files.certificate, head.files.key)
+    context.sslsocket_class = DuplexTlsSocket  # the server reads in one thread and writes in another
     with serve(echo, "127.0.0.1", 0, ssl=context, process_request=health) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

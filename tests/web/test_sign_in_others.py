@@ -20,6 +20,7 @@ from web_harness import WebPool
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.web.install import ROUTERS
 
 NOBODY = 65534
@@ -73,7 +74,7 @@ class Person:
 
 
 def trusting(pool: WebPool) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=pool.state / "tls" / "cert.pem")
+    return TlsEndpoint(pool.url, "", ca_file=str(pool.state / "tls" / "cert.pem")).context()
 
 
 @dataclass

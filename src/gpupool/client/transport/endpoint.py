@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from gpupool.client.discovery import Remote, find_pool
 from gpupool.client.transport import tls_pinning
+from gpupool.client.transport.tls_socket import DuplexTlsSocket
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 _DEFAULT_PORT = 443
@@ -56,10 +57,15 @@ class TlsEndpoint:
         return parts.hostname or "", parts.port or _DEFAULT_PORT
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context that verifies the server.
+        """Return the TLS context that verifies the server. Its sockets can be read and written at the same time.
 
         Raises ``GpupoolError(INVALID_FILE, POOL_UNREACHABLE, UNAUTHENTICATED)``.
         """
+        context = self._verifying_context()
+        context.sslsocket_class = DuplexTlsSocket
+        return context
+
+    def _verifying_context(self) -> ssl.SSLContext:
         if self.fingerprint is not None:
             return _pinned(tls_pinning.fetch_certificate(*self.address), self.fingerprint)
         if self.certificate is not None:
