@@ -19,7 +19,9 @@ second job saves every 30 minutes and says so, the others save nothing.
 
 Given are the hours from submission to the first start (`wait_h`), and by how much later than alone jobs ended
 (`delay_h`), which has in it what evictions cost. A project with most of the jobs decides their mean, so `delay_h` also
-has the mean of the projects' means (`by_project`) and the mean over GPU hours (`by_gpu_hour`). Beside it, for the whole
+has the mean of the projects' means (`by_project`) and the mean over GPU hours (`by_gpu_hour`). With several samples
+(`--thin`, `--offsets`, `--from-day`) and the order `protected`, the result has the means over the samples, and their
+ratios to those of `protected` with 90 % intervals: samples differ much. Beside it, for the whole
 trace: what a simulation of the same jobs that only counts GPUs gave for first come, first served with up to 200
 skipped, and for shortest job first. With --jobs
 only the first jobs are submitted; the figures for comparison do not apply then. All loads and orders of the whole trace
@@ -33,12 +35,16 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from statistics import fmean, mean
 from time import perf_counter
+from typing import Any
 
+import numpy as np
 from decide import RESULTS, machine
 
 from gpupool.domain.errors import GpupoolError
@@ -64,8 +70,9 @@ MEAN_WAIT_H = {  # load: first come first served with skipping, shortest job fir
 }
 THIN_CLUSTER, THIN_MOST_GPUS, DAY_S = "8x8xP100", 16, 86_400.0
 TOLD_EVERY_S = 20.0
-HALF = "half"
+HALF, NEVER = "half", "protected"
 SHOWN = ("mean", "p50", "p99", "max", "by_project", "by_gpu_hour")
+COMPARED = tuple(kind for kind in SHOWN if kind != "p50")  # it is 0 in many samples
 PLAIN = Settings()
 SAVES = Rules(checkpoint_s=1800.0, restart_s=60.0)
 
@@ -111,10 +118,27 @@ def chosen(path: Path, most: int | None) -> tuple[TraceJob, ...]:
     return tuple(job for job in jobs if FIRST <= job.submitted_s < END and job.request.count <= MOST_GPUS)[:most]
 
 
-def thinned(jobs: tuple[TraceJob, ...], every: int, offset: int, days: float) -> tuple[TraceJob, ...]:
-    """Every so many-th of the smaller jobs of the first days."""
-    early = [j for j in jobs if j.submitted_s < FIRST + days * DAY_S and j.request.count <= THIN_MOST_GPUS]
-    return tuple(early[offset::every])
+def thinned(jobs: tuple[TraceJob, ...], every: int, offset: int, days: float, day: float = 0) -> tuple[TraceJob, ...]:
+    """Every so many-th of the smaller jobs of some days, from ``day`` on."""
+    first, end = FIRST + day * DAY_S, FIRST + (day + days) * DAY_S
+    some = [j for j in jobs if first <= j.submitted_s < end and j.request.count <= THIN_MOST_GPUS]
+    return tuple(some[offset::every])
+
+
+def compared(rows: Sequence[dict[str, Any]], order: str) -> dict[str, dict[str, float]]:
+    """Return the mean over samples of each kind of delay, and its ratio to that without evictions.
+
+    ``rows`` has the results by order for each sample. ``low`` and ``high`` enclose 90 % of the ratios of samples that
+    are drawn from these samples again (bootstrap).
+    """
+    found: dict[str, dict[str, float]] = {}
+    drawn = np.random.default_rng(1).integers(0, len(rows), (2000, len(rows)))
+    for kind in COMPARED:
+        ours, never = (np.array([row[each]["delay_h"][kind] for row in rows]) for each in (order, NEVER))
+        low, high = np.percentile(ours[drawn].sum(axis=1) / never[drawn].sum(axis=1), [5, 95])
+        values = {"hours": ours.mean(), "ratio": ours.sum() / never.sum(), "low": low, "high": high}
+        found[kind] = {name: round(float(value), 3) for name, value in values.items()}
+    return found
 
 
 def queue(jobs: tuple[TraceJob, ...], nodes: Sequence[Node], policy: Policy) -> dict[str, object]:
@@ -195,6 +219,8 @@ def main() -> None:
     parser.add_argument("--thin", type=int, help="only every so many-th job, on 64 GPUs")
     parser.add_argument("--offsets", nargs="+", type=int, default=[0], help="with which job --thin begins")
     parser.add_argument("--days", type=float, default=10.0, help="of the thinned trace")
+    parser.add_argument("--from-day", nargs="+", type=float, default=[0], help="with which day --thin begins")
+    parser.add_argument("--workers", type=int, default=1, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-queueing.json")
     args = parser.parse_args()
     path = args.data / "philly" / "philly_jobs.csv"
@@ -205,39 +231,81 @@ def main() -> None:
     except GpupoolError as error:
         raise SystemExit(str(error)) from error
     command = " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    table: dict[str, dict[str, object]] = {}
+    tasks = list(tasks_of(args, jobs))
+    table: dict[str, dict[str, Any]] = {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for label, some, nodes, beside in cases(args, jobs):
-        for checkpoint in args.checkpoint:
-            title = label if checkpoint == "30m" else f"{label}, checkpoint {checkpoint}"
-            orders: dict[str, object] = {}
-            gpus = capacity_of(nodes) // 1000
-            table[title] = {"gpus": gpus, "jobs": len(some), "mean_wait_h_beside": beside, "orders": orders}
-            saved = half_saving(some) if checkpoint == HALF else some
-            for name in args.orders:
-                orders[name] = row = queue(saved, nodes, saving(POLICIES[name], checkpoint))
-                print(told(title, name, row), flush=True)
-                size = {"jobs": len(jobs), "first_jobs_only": args.jobs}
-                kept = {"machine": machine(), "command": command, "size": size, "results": table}
-                args.out.write_text(json.dumps(kept, indent=2) + "\n")
+    kept: dict[str, Any] = {"command": command, "size": {"jobs": len(jobs), "first_jobs_only": args.jobs}}
+    with ProcessPoolExecutor(args.workers) as workers:
+        for task, row in zip(tasks, workers.map(Task.run, tasks), strict=True):
+            size = {"gpus": capacity_of(task.nodes) // 1000, "jobs": len(task.jobs), "mean_wait_h_beside": task.beside}
+            table.setdefault(task.title, {**size, "orders": {}})["orders"][task.order] = row
+            print(told(task.title, task.order, row), flush=True)
+            args.out.write_text(json.dumps({"machine": machine(), **kept, "results": table}, indent=2) + "\n")
+    if args.thin and NEVER in args.orders:
+        kept["samples"] = found = over_samples(tasks, table)
+        args.out.write_text(json.dumps({"machine": machine(), **kept, "results": table}, indent=2) + "\n")
+        for title, kinds in found.items():
+            values = (f"{kind} {v['hours']} {v['ratio']} [{v['low']}, {v['high']}]" for kind, v in kinds.items())
+            print(f"{title}  delay_h, ratio to {NEVER} [90 %]:  {'  '.join(values)}")
 
 
-Case = tuple[str, tuple[TraceJob, ...], Sequence[Node], dict[str, float]]
+def over_samples(tasks: Sequence[Task], table: dict[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the comparison of each order with ``protected`` over all samples of a load and a kind of checkpoints."""
+    titles: dict[tuple[float, str], dict[str, None]] = defaultdict(dict)
+    for task in tasks:
+        titles[task.load, task.checkpoint][task.title] = None
+    orders = dict.fromkeys(task.order for task in tasks)
+    return {
+        f"{load:.2f}, checkpoint {checkpoint}, {len(of_load)} samples, {order}": compared(
+            [table[title]["orders"] for title in of_load], order
+        )
+        for (load, checkpoint), of_load in titles.items()
+        for order in orders
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One run: ``beside`` are results of other simulations."""
+
+    load: float
+    checkpoint: str
+    title: str
+    order: str
+    jobs: tuple[TraceJob, ...]
+    nodes: Sequence[Node]
+    beside: dict[str, float]
+
+    def run(self) -> dict[str, object]:
+        """Run the jobs once."""
+        return queue(self.jobs, self.nodes, saving(POLICIES[self.order], self.checkpoint))
+
+
+def tasks_of(args: argparse.Namespace, jobs: tuple[TraceJob, ...]) -> Iterator[Task]:
+    """Yield the requested runs."""
+    for (load, label, some, nodes, beside), checkpoint in product(cases(args, jobs), args.checkpoint):
+        title = label if checkpoint == "30m" else f"{label}, checkpoint {checkpoint}"
+        saved = half_saving(some) if checkpoint == HALF else some
+        for order in args.orders:
+            yield Task(load, checkpoint, title, order, saved, nodes, beside)
+
+
+Case = tuple[float, str, tuple[TraceJob, ...], Sequence[Node], dict[str, float]]
 
 
 def cases(args: argparse.Namespace, jobs: tuple[TraceJob, ...]) -> Iterator[Case]:
-    """Return the requested runs: name, jobs, nodes, and results of other simulations."""
+    """Yield load, name, jobs, nodes, and results of other simulations."""
     for load in args.loads:
         if args.thin:
             nodes = parse_cluster(THIN_CLUSTER)
-            for offset in args.offsets:
-                some = thinned(jobs, args.thin, offset, args.days)
-                label = f"{load:.2f}, every {args.thin}th from {offset}"
-                yield label, at_load(some, capacity_of(nodes), load), nodes, {}
+            for day, offset in product(args.from_day, args.offsets):
+                some = thinned(jobs, args.thin, offset, args.days, day)
+                label = f"{load:.2f}, every {args.thin}th from {offset}" + (f", day {day:g}" if day else "")
+                yield load, label, at_load(some, capacity_of(nodes), load), nodes, {}
         else:
             beside = dict(zip(("fifo_skip", "shortest_first"), MEAN_WAIT_H[load], strict=True))
             nodes = parse_cluster(f"{GPUS_AT[load] // GPUS_PER_NODE}x{GPUS_PER_NODE}xP100")
-            yield f"{load:.2f}", jobs, nodes, {} if args.jobs else beside
+            yield load, f"{load:.2f}", jobs, nodes, {} if args.jobs else beside
 
 
 def saving(policy: Policy, checkpoint: str) -> Policy:
