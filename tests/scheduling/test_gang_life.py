@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 from hypothesis import given, note, settings
@@ -440,7 +441,7 @@ def test_no_gang_starts_or_stays_below_its_minimum(events: list[tuple[str, ...]]
 
 RUNS = st.tuples(
     st.sampled_from(("red/ann", "red/bob", "blue")),
-    st.sampled_from(("train", "")),
+    st.sampled_from(("train", "train unsaved", "")),
     st.sampled_from(("", "end=-5", "end=50", "end=500")),
     st.sampled_from((10, 90, 400)),
     st.sampled_from(("", "releasing")),
@@ -463,4 +464,15 @@ def test_free_times_are_equal_for_one_gpu_and_for_all(runs: list[tuple[str, str,
     together = slot_ends(starvation)
     for row in s.cluster.rows.values():
         assert together[row].tolist() == _row_ends(starvation, row).tolist()
+    session.close()
+
+
+def test_past_runs_predict_the_end_of_work_that_saves() -> None:
+    w = world("a 2xT4", running_="r1 red/ann 1 on a:0 train; r2 red/ann 1 on a:1 train unsaved")
+    learn(w, 1e6)
+    s = w.scheduler
+    session = SchedulingSession(s.placer, s.demand, NOW, s.settings)
+    first, second = slot_ends(Starvation(session, s.settings))[0].tolist()
+    assert NOW < first < NOW + 1e6
+    assert second == inf, "it could not be evicted if it ran longer"
     session.close()

@@ -507,7 +507,8 @@ def _ends(state: Starvation, at: Ints) -> Floats:
     foreseen = known
     if session.demand.ordering.past.known:
         started = holders.started_at[at]
-        likely = np.where(holders.evictable[at], started + _usual_s(state, at), inf)
+        saves = holders.evictable[at] & ~holders.unsaved[at]
+        likely = np.where(saves, started + _usual_s(state, at), inf)
         foreseen = np.where((likely > now) & (known > now), np.minimum(known, likely), known)
     slots = [holders.slots[key] for key in session.outcome.leaving if key in holders.slots]
     return np.where(np.isin(at, slots), now, foreseen)
@@ -527,7 +528,10 @@ def _usual_s(state: Starvation, at: Ints) -> Floats:
 
 
 def _end(state: Starvation, key: ReplicaKey) -> float:
-    """Return when a run ends; infinite if unknown or overdue."""
+    """Return when a run ends; infinite if unknown or overdue.
+
+    Past runs do not count for work that saves nothing: it could not be evicted if it ran longer.
+    """
     session = state.session
     if key in session.outcome.leaving:
         return session.now
@@ -535,7 +539,7 @@ def _end(state: Starvation, key: ReplicaKey) -> float:
     if running.expected_end is not None and running.expected_end <= session.now:
         return session.now
     end = foreseen_end(state, running)
-    if end is None or end <= session.now:
+    if running.checkpoint_s is None or end is None or end <= session.now:
         return inf if running.expected_end is None else running.expected_end
     return end
 
