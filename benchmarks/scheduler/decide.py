@@ -215,7 +215,7 @@ def _drawn(size: Size, rng: random.Random, number: int) -> PendingReplica:
 def _fair(scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica], now: float) -> int:
     """Run cycles with immediate evictions until there are no more; return their number."""
     total = 0
-    for cycle in range(200):
+    for cycle in range(2_000):
         decisions = scheduler.decide(now + cycle)
         for eviction in decisions.evictions:
             scheduler.apply(LeaseReleased(eviction.key))

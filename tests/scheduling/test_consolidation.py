@@ -8,6 +8,7 @@ import pytest
 from scheduling_world import NOW, world
 
 from gpupool.domain.ids import WorkloadId
+from gpupool.scheduling.eviction.consolidation import MAX_SHAPES, MIN_INTERVAL_S, RETRY_S
 from gpupool.scheduling.scheduler import LeaseReleased, LeaseTaken, PendingAdded, PendingRemoved
 from gpupool.scheduling.values import EvictionKind, HoldKind
 
@@ -194,3 +195,14 @@ def test_search_interval_grows_while_nothing_changes() -> None:
     w.scheduler.apply(PendingAdded(replace(w.scheduler.demand.pending[WorkloadId("p1"), 0], index=1), w.now))
     w.scheduler.decide(w.now)
     assert w.scheduler.demand.moves_pause_s <= 20, "a replica was added: soon"
+
+
+def test_bounded_search_reaches_the_last_of_many_shapes() -> None:
+    running = "r1 red 0.5 on a:0 train; r2 red 0.5 on a:1 train"
+    too_large = "; ".join(f"p{at} red 1 cpus={100 + at} wait={999 - at}" for at in range(5 * MAX_SHAPES))
+    w = world("a 2xT4 cpus=8", f"{too_large}; last red 1 wait=99", running)
+    begun = w.now
+    while not (evictions := w.scheduler.decide(w.now).evictions):
+        w.now += MIN_INTERVAL_S
+        assert w.now < begun + RETRY_S + 60
+    assert {eviction.for_workload for eviction in evictions} == {WorkloadId("last")}

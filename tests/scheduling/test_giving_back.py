@@ -15,6 +15,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeReport
 from gpupool.domain.people.access import Project
 from gpupool.domain.work.gang import Gang
+from gpupool.scheduling.eviction.actions import RETRY_S
 from gpupool.scheduling.scheduler import (
     LeaseReleased,
     NodeChanged,
@@ -382,7 +383,7 @@ def test_bounded_search_continues_in_next_cycle() -> None:
     w = world(nodes, owed, running + full, projects, max_looks=1)
     w.step()
     assert w.last.exhausted
-    assert w.last.wake_at == w.now + 1
+    assert w.last.wake_at == w.now + RETRY_S
     for _ in range(60):
         w.now += 1
         w.step()
@@ -405,6 +406,33 @@ def test_workload_without_result_is_searched_last_next_time() -> None:
         w.step()
         w.now += 1
     assert "p2@b" in w.places()
+
+
+def test_searches_slow_down_while_only_time_passes() -> None:
+    nodes = "; ".join(f"n{at} 2xT4" for at in range(4))
+    owed = "; ".join(f"p{at} b{at} 2 cpus={at + 1}" for at in range(4))
+    running = "; ".join(f"{name}{at} red 1 on n{at}:{slot} train" for at in range(4) for slot, name in enumerate("rs"))
+    w = world(nodes, owed, running, "red quota=7; " + "; ".join(f"b{at} quota=2" for at in range(4)), max_looks=1)
+
+    def search(cycles: int) -> list[bool]:
+        """Run cycles, each when the previous one asks for it; return whether all work has been searched."""
+        complete = []
+        for _ in range(cycles):
+            decisions = w.scheduler.decide(w.now)
+            assert not decisions.evictions, "red exceeds its quota by one GPU, and each job needs two"
+            assert decisions.wake_at is not None
+            complete.append(not decisions.exhausted)
+            w.now = decisions.wake_at
+        return complete
+
+    begun, complete = w.now, search(60)
+    assert not complete[0]
+    assert complete == sorted(complete)
+    assert w.now - begun > 4 * 60 * RETRY_S
+    w.scheduler.apply(PendingAdded(replace(w.scheduler.demand.pending[WorkloadId("p1"), 0], index=1), w.now))
+    begun = w.now
+    assert search(2) == [False, False], "a replica was added"
+    assert w.now - begun <= 2 * RETRY_S
 
 
 # --- input of the API

@@ -54,7 +54,7 @@ class Settings:
     max_reservations: int = 4
     reserved_part: float = 1 / 16  # of the pool: bound on GPUs held by reservations after the first
     max_grants: int = 2_000  # per cycle; then ``Decisions.more``
-    max_looks: int = 400  # victim searches per cycle, each over a thousand pieces of work at most
+    max_looks: int = 100  # victim searches per cycle, each over a thousand pieces of work at most
     max_nodes_searched: int = 32  # nodes checked in detail in one search
     max_backfills: int = 64  # tries per cycle to backfill a replica
     placement: Placement = Placement.PACK  # the default placement

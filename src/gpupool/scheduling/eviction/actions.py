@@ -13,7 +13,9 @@ from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
-RETRY_S = 1.0  # delay before an interrupted search continues
+RETRY_S = 0.25  # delay before an interrupted search continues
+MAX_RETRY_S = 60.0  # upper bound of that delay, while only time has passed
+_ENOUGH_ROUNDS = 2  # after a change: the rest of the round in which it happened, and a whole one
 _Failed = set[tuple[EvictionKind, int, Shape]]
 
 
@@ -42,8 +44,9 @@ class EvictionAction(Protocol):
 def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction]) -> bool:
     """Decide on evictions for work that does not fit; the session then looks as if the victims had ended.
 
-    The search of a cycle is bounded (``Settings.max_looks``): return True if the bound was reached. The next cycle
-    starts with the work that was left out.
+    The search of a cycle is bounded (``Settings.max_looks``). If the bound is reached, the next cycle starts with the
+    work that was left out, until all work was searched: a round. Return True if the bound was reached and not all work
+    was searched since a replica was added, started or removed. Later rounds are slower and slower.
     """
     session, in_vain = planner.session, _Failed()
     entitled = [(action, action.projects()) for action in actions]
@@ -53,16 +56,24 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
         return False
     for key in session.outcome.leaving:
         session.discharge_running(key)
+    demand, stands = session.demand, (session.demand.changes, session.cluster.generation)
+    if stands != demand.searched_for:
+        demand.searched_for, demand.search_rounds = stands, 0
     try:
         _retry_reserved(session, actions, in_vain)
-        for again in (False, True) if session.demand.searched else (False,):
+        for again in (False, True) if demand.searched else (False,):
+            earlier = demand.searched.copy()
+            if again:
+                demand.search_rounds += 1
+                demand.searched.clear()
             for action, projects in entitled:
-                _serve_all(session, action, action.hopeful(projects), in_vain, again=again)
-            session.demand.searched.clear()
+                _serve_all(planner, action, action.hopeful(projects), in_vain, earlier, again=again)
+        demand.searched.clear()
     except OutOfWorkError:
-        session.demand.searched |= in_vain
-        session.outcome.wake_at(session.now + RETRY_S)
-        return True
+        demand.searched |= in_vain
+        slower = max(0, demand.search_rounds - _ENOUGH_ROUNDS + 1)
+        session.outcome.wake_at(session.now + min(RETRY_S * 2.0 ** min(slower, 16), MAX_RETRY_S))
+        return demand.search_rounds < _ENOUGH_ROUNDS
     return False
 
 
@@ -86,13 +97,19 @@ def _retry_reserved(session: SchedulingSession, actions: Sequence[EvictionAction
 
 
 def _serve_all(
-    session: SchedulingSession, action: EvictionAction, projects: list[int], in_vain: _Failed, *, again: bool
+    planner: EvictionPlanner,
+    action: EvictionAction,
+    projects: list[int],
+    in_vain: _Failed,
+    earlier: _Failed,
+    *,
+    again: bool,
 ) -> None:
-    """Serve one after another: those that the previous cycle left out, or with ``again`` the others."""
-    kind, searched = action.kind, session.demand.searched.copy()
+    """Serve one after another: those that ``earlier`` cycles of the round left out, or with ``again`` the others."""
+    session, work, kind = planner.session, planner.work, action.kind
 
     def wanted(project: int, shape: Shape) -> bool:
-        return ((kind, project, shape) in searched) is again and action.wants(project, shape)
+        return ((kind, project, shape) in earlier) is again and action.wants(project, shape)
 
     if not projects:
         return
@@ -100,6 +117,7 @@ def _serve_all(
     while (first := turns.next()) is not None:
         group, replica, queue = first
         project = group.account.project
+        work.consider()
         if not action.serve(group, replica):
             in_vain.add((kind, project, group.shape))
             queue.drop()

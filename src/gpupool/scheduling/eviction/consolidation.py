@@ -33,6 +33,7 @@ MIN_INTERVAL_S = 2.5  # a search costs more than a cycle, and its results are no
 RETRY_S = 10.0  # pause before a shape without a result is tried again
 MAX_RETRY_S = 600.0  # upper bound of that pause, while only time has passed
 MAX_TRIALS = 12  # moves tried in one search
+MAX_SHAPES = 16  # shapes for which one search looks for moves
 MAX_NODES = 8  # nodes checked in detail for each replica
 _FAR = 1 << 40
 
@@ -49,17 +50,19 @@ class _Look:
     """One search for moves, bounded in work and in the replicas served; shapes without a result are not tried again."""
 
     def __init__(self, session: SchedulingSession) -> None:
-        self.session, self.trials, self.served = session, MAX_TRIALS, session.settings.max_consolidations
+        self.session, self.served = session, session.settings.max_consolidations
+        self.trials, self.shapes = MAX_TRIALS, MAX_SHAPES
 
     @property
     def over(self) -> bool:
         """Return True if the bounds of the search are reached."""
-        return self.trials <= 0 or self.served <= 0
+        return min(self.trials, self.shapes, self.served) <= 0
 
     def move_for(self, group: Group, replica: PendingReplica) -> bool:
         """Move others for a replica if that lets it start; return True if it does."""
         found = _move_for(self, group, replica)
         self.served -= found
+        self.shapes -= not found
         if not found:
             self.session.demand.unmovable.add(group.shape)
         return found
@@ -68,8 +71,8 @@ class _Look:
 def consolidate(session: SchedulingSession) -> None:
     """Decide on moves for replicas that neither fit nor can preempt; at most every ``MIN_INTERVAL_S`` seconds.
 
-    A search continues where the previous one stopped. A new round starts ``RETRY_S`` after the start of the previous
-    one, and later each time if no replica was added, started or removed meanwhile.
+    A search continues where the previous one stopped. Once it is complete, a new round starts ``RETRY_S`` after the
+    start of the previous one, and later each time if no replica was added, started or removed meanwhile.
     """
     demand = session.demand
     if session.settings.max_consolidations < 1 or not demand.project_queues or not any(demand.evictable.values()):
@@ -80,7 +83,7 @@ def consolidate(session: SchedulingSession) -> None:
     stands = (demand.changes, session.cluster.generation)
     if stands != demand.moves_for:
         demand.moves_for, demand.moves_pause_s = stands, RETRY_S
-    if session.now >= demand.moves_since + demand.moves_pause_s:
+    if not demand.moves_interrupted and session.now >= demand.moves_since + demand.moves_pause_s:
         demand.unmovable.clear()
         demand.moves_since = session.now
         demand.moves_pause_s = min(2 * demand.moves_pause_s, MAX_RETRY_S)
@@ -88,7 +91,8 @@ def consolidate(session: SchedulingSession) -> None:
     hopeful = {shape for shape in demand.shape_users.keys() - demand.unmovable if _in_pieces(session, shape, free)}
     _serve_reserved(look, free)
     _serve(look, hopeful)
-    if look.trials < MAX_TRIALS:
+    demand.moves_interrupted = look.over
+    if look.trials < MAX_TRIALS or look.shapes < MAX_SHAPES:
         demand.moves_sought_at = session.now
     if demand.unmovable:
         session.outcome.wake_at(

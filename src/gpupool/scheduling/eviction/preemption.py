@@ -113,6 +113,7 @@ class Preemption:
         pairs, needs = (np.concatenate(columns) for columns in zip(*waiting, strict=True))
         smallest, holders = np.full(len(demand.ledger.pair_used), inf), demand.holders
         at = np.flatnonzero(holders.evictable)
+        at = at[holders.at_stake(at, self._room.session.now, self._room.session.settings.unsaved_after_s) == 0]
         np.minimum.at(smallest, holders.pair[at], holders.permille[at])
         return set(pairs[self._users.might_take(pairs, needs, smallest)].tolist())
 

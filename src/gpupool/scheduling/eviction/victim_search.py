@@ -33,6 +33,7 @@ _Cost = tuple[float, int, float, int, int, float]
 _FEW = 1_000  # pieces that are checked one by one without a check of all of them first
 _FIRST, _MORE = 8, 256  # pieces that are checked before all others
 _LOOK = 1_000  # trials in one unit of work
+_QUICK = 1 / 32  # of a look: to find that work may not evict
 MAX_DOMAINS = 4  # domains that are checked in full
 MAX_ATTEMPTS = 8  # until no victim is refused
 _NO_DOMAIN = -2
@@ -52,12 +53,19 @@ class Work:
     __slots__ = ("left",)
 
     def __init__(self, looks: int) -> None:
-        self.left = looks
+        self.left = float(looks)
 
-    def begin(self) -> None:
-        """Start another search; raise ``OutOfWorkError`` if the budget is used up."""
+    def consider(self) -> None:
+        """Subtract a quick check; raise ``OutOfWorkError`` if the budget is used up."""
         if self.left <= 0:
             raise OutOfWorkError
+        self.left -= _QUICK
+
+    def begin(self) -> None:
+        """Start another search, which costs a look; raise ``OutOfWorkError`` if the budget is used up."""
+        if self.left <= 0:
+            raise OutOfWorkError
+        self.left -= 1
 
     def look(self, trials: int = 1) -> None:
         """Subtract a look at ``trials`` trials from the budget."""

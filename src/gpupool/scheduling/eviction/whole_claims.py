@@ -226,7 +226,8 @@ class WholeClaims:
 
     def _current(self) -> Footprints:
         session = self._session
-        version = len(session.outcome.leaving), len(session.holds.active), len(session.outcome.placed)
+        firm = sum(active.hold.kind is not HoldKind.RESERVED for active in session.holds.active.values())
+        version = len(session.outcome.leaving), firm, len(session.outcome.placed)
         if self._footprints is None or self._footprints[0] != version:
             self._footprints = version, Footprints(session)
             self._standings.clear()

@@ -102,6 +102,9 @@ class Demand:
         # the state at that time, and the pause before the next round
         self.moves_for, self.moves_pause_s = (-1, -1), 0.0
         self.unmovable: set[Shape] = set()  # shapes without a result in this round
+        self.moves_interrupted = False  # the last search stopped at its bounds
+        # see ``serve_by_eviction``: the state at its last search, and the rounds that were completed since
+        self.searched_for, self.search_rounds = (-1, -1), 0
         self.searched: set[tuple[EvictionKind, int, Shape]] = set()  # without success, by an interrupted cycle
         self._maturing: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[QueueKey, Group]]] = {}
