@@ -185,8 +185,8 @@ class Decisions:
     """The decisions of one cycle.
 
     ``holds`` replaces the given holds. ``more``: call again at once; the cycle left grants or evictions to the next
-    one. ``exhausted``: the bound on victim searches was reached; the next cycle continues. ``wake_at``: when time alone
-    may change the decisions.
+    one. ``exhausted``: the bound on victim searches was reached, and not all work has been searched since the last
+    change; the next cycle continues. ``wake_at``: when time alone may change the decisions.
     """
 
     grants: tuple[Grant, ...] = ()

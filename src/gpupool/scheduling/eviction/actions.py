@@ -14,7 +14,7 @@ from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 RETRY_S = 0.25  # delay before an interrupted search continues
-MAX_RETRY_S = 60.0  # upper bound of that delay, while only time has passed
+MAX_RETRY_S = 8.0  # upper bound of that delay, while only time has passed
 _ENOUGH_ROUNDS = 2  # after a change: the rest of the round in which it happened, and a whole one
 _Failed = set[tuple[EvictionKind, int, Shape]]
 
@@ -46,7 +46,8 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
 
     The search of a cycle is bounded (``Settings.max_looks``). If the bound is reached, the next cycle starts with the
     work that was left out, until all work was searched: a round. Return True if the bound was reached and not all work
-    was searched since a replica was added, started or removed. Later rounds are slower and slower.
+    was searched since a replica was added, started or removed. Until then a search continues after ``RETRY_S``, later
+    after twice the time in each round.
     """
     session, in_vain = planner.session, _Failed()
     entitled = [(action, action.projects()) for action in actions]
