@@ -191,8 +191,8 @@ def churn(size: Size) -> dict[str, dict[str, float]]:
     counts: list[int] = []
     took = timed(lambda: counts.append(settle(scheduler, NOW + 1)))
     table["fill with the mix"] = {"total_ms": round(took[0], 1), "grants": counts[0]}
-    took = timed(lambda: counts.append(_fair(scheduler, {r.key: r for r in waiting}, NOW + 1000)))
-    table["until nobody is owed"] = {"total_ms": round(took[0], 1), "evictions": counts[1]}
+    took = timed(lambda: counts.extend(_fair(scheduler, {r.key: r for r in waiting}, NOW + 1000)))
+    table["until nobody is owed"] = {"total_ms": round(took[0], 1), "evictions": counts[1], "cycles": counts[2]}
     pause_full_collections()  # as the control plane does
     ends = [_one_ends(scheduler, rng, NOW + 2000 + n) for n in range(size.rounds)]
     table["one ends, decide"] = spread([times[0] for times in ends])
@@ -212,8 +212,8 @@ def _drawn(size: Size, rng: random.Random, number: int) -> PendingReplica:
     return replica(number, request, f"project{rng.randrange(size.projects)}", cpus=cpus)
 
 
-def _fair(scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica], now: float) -> int:
-    """Run cycles with immediate evictions until there are no more; return their number."""
+def _fair(scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica], now: float) -> tuple[int, int]:
+    """Run cycles with immediate evictions until there are no more; return the numbers of evictions and cycles."""
     total = 0
     for cycle in range(2_000):
         decisions = scheduler.decide(now + cycle)
@@ -222,7 +222,7 @@ def _fair(scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica], now:
             scheduler.apply(PendingAdded(replicas[eviction.key], now + cycle))
         total += len(decisions.evictions)
         if not decisions.evictions and not decisions.grants and not decisions.exhausted:
-            return total
+            return total, cycle + 1
     raise SystemExit("the cluster does not come to rest")
 
 

@@ -21,11 +21,11 @@ Given are the hours from submission to the first start (`wait_h`), and by how mu
 (`delay_h`), which has in it what evictions cost. A project with most of the jobs decides their mean, so `delay_h` also
 has the mean of the projects' means (`by_project`) and the mean over GPU hours (`by_gpu_hour`). With several samples
 (`--thin`, `--offsets`, `--from-day`) and the order `protected`, the result has the means over the samples, and their
-ratios to those of `protected` with 90 % intervals: samples differ much. Beside it, for the whole
-trace: what a simulation of the same jobs that only counts GPUs gave for first come, first served with up to 200
-skipped, and for shortest job first. With --jobs
-only the first jobs are submitted; the figures for comparison do not apply then. All loads and orders of the whole trace
-take more than an hour on two cores: the default is one load. Prints a table and writes JSON into benchmarks/results.
+ratios to those of `protected` with 90 % intervals: samples differ much. Beside it, for the whole trace: what a
+simulation of the same jobs that only counts GPUs gave for first come, first served with up to 200 skipped, and for
+shortest job first. With --jobs only the first jobs are submitted; the figures for comparison do not apply then. All
+loads and orders of the whole trace take more than an hour on two cores: the default is one load. Prints a table and
+writes JSON into benchmarks/results.
 """
 
 from __future__ import annotations

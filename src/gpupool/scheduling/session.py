@@ -70,6 +70,11 @@ class SchedulingSession:
         """Revert all changes."""
         self.log.rollback(self._start)
 
+    @property
+    def change_counts(self) -> tuple[int, int]:
+        """Return how often replicas and nodes have changed; equal in two cycles if only time has passed."""
+        return self.demand.changes, self.cluster.generation
+
     def others_wait(self) -> bool:
         """Return True if a waiting replica was neither granted nor has a hold."""
         return len(self.outcome.settled) < len(self.demand.pending)

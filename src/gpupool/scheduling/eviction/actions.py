@@ -57,9 +57,9 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
         return False
     for key in session.outcome.leaving:
         session.discharge_running(key)
-    demand, stands = session.demand, (session.demand.changes, session.cluster.generation)
-    if stands != demand.searched_for:
-        demand.searched_for, demand.search_rounds = stands, 0
+    demand = session.demand
+    if session.change_counts != demand.searched_for:
+        demand.searched_for, demand.search_rounds = session.change_counts, 0
     try:
         _retry_reserved(session, actions, in_vain)
         for again in (False, True) if demand.searched else (False,):

@@ -80,9 +80,8 @@ def consolidate(session: SchedulingSession) -> None:
     if session.now < demand.moves_sought_at + MIN_INTERVAL_S:
         session.outcome.wake_at(demand.moves_sought_at + MIN_INTERVAL_S)
         return
-    stands = (demand.changes, session.cluster.generation)
-    if stands != demand.moves_for:
-        demand.moves_for, demand.moves_pause_s = stands, RETRY_S
+    if session.change_counts != demand.moves_for:
+        demand.moves_for, demand.moves_pause_s = session.change_counts, RETRY_S
     if not demand.moves_interrupted and session.now >= demand.moves_since + demand.moves_pause_s:
         demand.unmovable.clear()
         demand.moves_since = session.now

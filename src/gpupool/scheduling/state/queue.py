@@ -99,11 +99,11 @@ class Demand:
         self.room_wanted = False  # the last cycle granted something and skipped evictions
         # see ``consolidation``: the last search, the first of this round
         self.moves_sought_at = self.moves_since = -inf
-        # the state at that time, and the pause before the next round
+        # the change counts at that time, and the pause before the next round
         self.moves_for, self.moves_pause_s = (-1, -1), 0.0
         self.unmovable: set[Shape] = set()  # shapes without a result in this round
         self.moves_interrupted = False  # the last search stopped at its bounds
-        # see ``serve_by_eviction``: the state at its last search, and the rounds that were completed since
+        # see ``serve_by_eviction``: the change counts at its last search, and the rounds completed since they changed
         self.searched_for, self.search_rounds = (-1, -1), 0
         self.searched: set[tuple[EvictionKind, int, Shape]] = set()  # without success, by an interrupted cycle
         self._maturing: list[tuple[float, int, ReplicaKey]] = []
