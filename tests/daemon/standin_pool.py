@@ -50,6 +50,11 @@ class StandInPool:
         kind = PoolKind.USER if no_root() else PoolKind.SYSTEM
         self.config = PoolConfig(str(state), str(run), kind, commands=commands)
 
+    def with_agent(self, code: str) -> PoolConfig:
+        """Return the options with an agent that leaves its mark and then runs code."""
+        mark = f"import os\nprint('agent', os.getpid(), file=open({str(self.marks)!r}, 'a'), flush=True)\n"
+        return self.with_command("agent", sys.executable, "-S", "-c", mark + code)
+
     def with_command(self, name: str, *command: str) -> PoolConfig:
         """Return the options with one child replaced."""
         return replace(self.config, commands={**self.config.commands, name: command})

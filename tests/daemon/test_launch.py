@@ -186,7 +186,7 @@ def test_child_of_dead_supervisor_is_killed_before_next_start(pool: StandInPool)
     deaf = (
         "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
     )
-    start(pool.with_command("agent", sys.executable, "-c", deaf))
+    start(pool.with_agent(deaf))
     log = folders.log_path(pool.config.state_dir, "agent")
     assert eventually(lambda: "deaf" in log.read_text())
     record = read_record(pool.config.state_dir)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,8 +63,8 @@ def test_killed_child_is_restarted_alone(pool: StandInPool) -> None:
 
 def test_crash_loop_is_reported_while_other_children_run(pool: StandInPool) -> None:
     flag = pool.marks.with_name("break")
-    lives = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.02)\nraise SystemExit(3)"
-    start(pool.with_command("agent", sys.executable, "-S", "-c", lives))
+    lives = f"import time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.02)\nraise SystemExit(3)"
+    start(pool.with_agent(lives))
     flag.touch()
 
     def agent() -> dict[str, object]:

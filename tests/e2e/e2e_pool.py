@@ -26,14 +26,21 @@ PATIENCE_S = 60.0
 def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S, *, pause_s: float = 0.03) -> bool:
     """Return whether a condition becomes true in time, which only bounds a failing test.
 
+    A condition may ask for the first of things that do not exist yet: it fails with its LookupError at the end only.
     ``pause_s``: between two tries; longer for a condition that takes processor time.
     """
     deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        late = time.monotonic() > deadline
+        try:
+            if condition():
+                return True
+        except LookupError:
+            if late:
+                raise
+        if late:
             return False
         time.sleep(pause_s)
-    return True
 
 
 class RealPool:
