@@ -151,6 +151,20 @@ def test_summary_has_the_fields_of_a_list_with_the_same_values(http: httpx2.Clie
         assert some.items() <= every.items()
 
 
+@pytest.mark.parametrize("summary", [True, False])
+def test_list_says_why_queued_work_waits_if_asked(http: httpx2.Client, *, summary: bool) -> None:
+    mark = uuid.uuid4().hex[:12]
+    late = submit(http, shell("true", name=f"late-{mark}", begin="1h"))
+    done = submit(http, shell("true", name=f"done-{mark}"))
+    ended(http, done["id"])
+    query = {"search": mark, "all": True, "summary": summary}
+    plain = http.get("/v1/workloads", params=query).json()["workloads"]
+    assert [view["waiting"] for view in plain] == [None, None]
+    found = http.get("/v1/workloads", params=query | {"reasons": True}).json()["workloads"]
+    why = http.get(f"/v1/workloads/{late['id']}/why").json()
+    assert [view["waiting"] for view in found] == [None, {"code": why["code"], "message": why["sentence"]}]
+
+
 def test_search_and_sort_cover_all_pages(http: httpx2.Client) -> None:
     mark = uuid.uuid4().hex[:12]
     made = [submit(http, shell("true", name=f"{name}-{mark}")) for name in ("b", "c", "a")]

@@ -63,9 +63,9 @@ def test_json_output_equals_the_api(pool: FakePool, gpupool: Any) -> None:
     assert json.loads(gpupool("ps", "--json").stdout) == {"workloads": pool.answers["GET /v1/workloads"]["workloads"]}
 
 
-def test_all_pages_are_fetched(pool: FakePool, gpupool: Any) -> None:
+def test_all_pages_are_fetched_and_reasons_with_the_first(pool: FakePool, gpupool: Any) -> None:
     first = {"workloads": [workload_view("w0000000001")], "next_cursor": "c2"}
-    pool.answers["GET /v1/workloads?all=false&limit=1000"] = first
+    pool.answers["GET /v1/workloads?all=false&reasons=true&limit=1000"] = first
     pool.answers["GET /v1/workloads?all=false&limit=1000&cursor=c2"] = {
         "workloads": [workload_view("w0000000002")],
         "next_cursor": None,
@@ -77,8 +77,22 @@ def test_all_pages_are_fetched(pool: FakePool, gpupool: Any) -> None:
 def test_tables_ask_only_for_the_fields_of_a_list(pool: FakePool, gpupool: Any, words: tuple[str, ...]) -> None:
     shown = WorkloadSummary.model_fields
     views = [{key: value for key, value in workload_view("w0000000001").items() if key in shown}]
-    pool.answers["GET /v1/workloads?all=false&summary=true&limit=1000"] = {"workloads": views, "next_cursor": None}
+    pool.answers["GET /v1/workloads?all=false&summary=true&reasons=true&limit=1000"] = {
+        "workloads": views,
+        "next_cursor": None,
+    }
     assert b"w0000000001" in gpupool(*words).stdout
+
+
+def test_list_shows_why_work_waits(pool: FakePool, gpupool: Any) -> None:
+    reason = {"code": "SUBMITTED", "message": ""}
+    known = workload_view("w0000000001") | {"state": "queued", "reason": reason}
+    known |= {"waiting": {"code": "WAITING_FOR_GPU", "message": "needs 2 GPUs; 1.00 free"}}
+    unknown = workload_view("w0000000002") | {"state": "queued", "reason": reason, "command": ["python", "train.py"]}
+    pool.answers["GET /v1/workloads"] = {"workloads": [known, unknown], "next_cursor": None}
+    first, second = gpupool("ps").stdout.decode().splitlines()[1:]
+    assert first.endswith("needs 2 GPUs; 1.00 free")
+    assert second.endswith("python train.py")
 
 
 @pytest.mark.parametrize("words", [("ps",), ("list", "nodes"), ("list_gpus",), ("smi",), ("nodes",)])

@@ -113,7 +113,8 @@ def echoed(near: socket.socket) -> bool:
 def test_background_processes_end_with_the_workload_or_with_the_session(
     ssh_pool: SshPool, lingering: Callable[[str], list[str]], tmp_path: Path, linger: str | None
 ) -> None:
-    ssh_pool.begin_workload("short")
+    name = "bound" if linger is None else "lingers"
+    ssh_pool.begin_workload(name)
     pids = [tmp_path / "nohup", tmp_path / "setsid"]
     command = (
         f"nohup sh -c 'echo $$ > {pids[0]}; exec sleep 1000' > /dev/null 2>&1 & "
@@ -121,14 +122,14 @@ def test_background_processes_end_with_the_workload_or_with_the_session(
         f"while ! [ -s {pids[0]} -a -s {pids[1]} ]; do sleep 0.05; done"
     )
     words = ssh_pool.words("ssh") if linger is None else lingering(linger)
-    assert run(ssh_pool, [*words, "gpupool.short", command]).returncode == 0
+    assert run(ssh_pool, [*words, f"gpupool.{name}", command]).returncode == 0
     programs = [pid_in(path) for path in pids]
     if linger is None:
         assert eventually(lambda: not any(map(alive, programs)))
     else:
         assert all(map(alive, programs))
         assert ssh_pool.sessions()
-    ssh_pool.pool("stop", "short")
+    ssh_pool.pool("stop", name)
     assert eventually(lambda: not any(map(alive, programs)))
     assert eventually(lambda: not ssh_pool.sessions())
 

@@ -7,7 +7,7 @@ GPU can be compared with 1000 without a tolerance.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from decimal import Decimal
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -16,6 +16,7 @@ WHOLE_GPU = 1000  # permille
 MAX_GPUS_PERMILLE = 1_000_000 * WHOLE_GPU
 MAX_QUANTITY_LENGTH = 40  # of a quantity in user input
 MAX_DURATION_S = 10 * 366 * 86400
+MAX_NAMED_HOLDERS = 3  # of a GPU in a list
 
 _DURATION_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
@@ -128,10 +129,26 @@ def format_permille(permille: int) -> str:
     return text.removesuffix("0")
 
 
-def format_holding(name: str, permille: Sequence[int]) -> str:
-    """Return ``ann/train 0.50``, or for several replicas of one workload on a GPU ``ann/sweep x50 1.00``."""
-    several = f" x{len(permille)}" if len(permille) > 1 else ""
-    return f"{name}{several} {format_permille(sum(permille))}"
+def format_holders(held: Iterable[tuple[str, str, int]]) -> list[str]:
+    """Return phrases about the (user, workload, permille) that hold a GPU.
+
+    One for each workload, ``ann/train 0.50`` or for several replicas ``ann/sweep x50 1.00``; with more workloads than
+    ``MAX_NAMED_HOLDERS`` one for each user with several, ``ann 0.80 (20 workloads)``.
+    """
+    by_user: dict[str, dict[str, list[int]]] = {}
+    for user, name, permille in held:
+        by_user.setdefault(user, {}).setdefault(name, []).append(permille)
+    many = sum(map(len, by_user.values())) > MAX_NAMED_HOLDERS
+    phrases = []
+    for user, workloads in by_user.items():
+        if many and len(workloads) > 1:
+            total = sum(map(sum, workloads.values()))
+            phrases.append(f"{user} {format_permille(total)} ({len(workloads)} workloads)")
+            continue
+        for name, parts in workloads.items():
+            several = f" x{len(parts)}" if len(parts) > 1 else ""
+            phrases.append(f"{user}/{name}{several} {format_permille(sum(parts))}")
+    return phrases
 
 
 def format_mib(mib: int) -> str:

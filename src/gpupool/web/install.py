@@ -31,7 +31,6 @@ from gpupool.web.pages import (
 from gpupool.web.pages.nodes import routes as nodes
 from gpupool.web.pages.overview import routes as overview
 from gpupool.web.pages.projects import routes as projects
-from gpupool.web.pages.queue import WaitReasonCache
 from gpupool.web.pages.settings import routes as settings
 from gpupool.web.pages.submit import routes as submit
 from gpupool.web.pages.users import routes as users
@@ -75,7 +74,6 @@ def install(app: FastAPI, services: PoolServices, provider: Provider | None = No
     """Add the dashboard to ``app``, which already has the API; ``provider`` is for sign-in with OpenID Connect."""
     app.state.oidc = provider
     app.state.response_cache = ResponseCache[Any]()
-    app.state.wait_reasons = WaitReasonCache(services)
     hub = app.state.live = LiveHub(lambda: services.history.subscribe(None), app.state.closing)
     for router in ROUTERS:
         app.include_router(router, include_in_schema=False)

@@ -66,7 +66,7 @@ class Shown:
     """Fields of a workload that a caller may see: its command and environment, and its attach sockets by replica.
 
     ``manages``: the caller may control it and attach to it. ``relayed`` are the replicas on other nodes than the
-    control plane's: they have no socket here. ``now`` is the time of the answer.
+    control plane's: they have no socket here. ``now`` is the time of the answer. ``waiting`` is why it waits.
     """
 
     private: bool
@@ -75,6 +75,7 @@ class Shown:
     relayed: frozenset[int] = frozenset()
     manages: bool = False
     now: float = 0.0
+    waiting: ReasonView | None = None
 
 
 def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[HeldShare], check: GpuCheck | None = None) -> GpuView:
@@ -146,9 +147,9 @@ def _counts_view(counts: tuple[tuple[str, int], ...]) -> ReplicaCounts:
     return ReplicaCounts(**dict(counts))
 
 
-def workload_summary(workload: Workload, replicas: Sequence[Replica], private: bool) -> WorkloadSummary:
+def workload_summary(workload: Workload, replicas: Sequence[Replica], shown: Shown) -> WorkloadSummary:
     """Return the fields of a list; ``private``: the caller may see the command."""
-    return WorkloadSummary.unchecked(workload, **_summary_fields(workload, replicas, private))
+    return WorkloadSummary.unchecked(workload, **_summary_fields(workload, replicas, shown))
 
 
 def workload_view(
@@ -180,17 +181,18 @@ def workload_detail(
     )
 
 
-def _summary_fields(workload: Workload, replicas: Sequence[Replica], private: bool) -> dict[str, Any]:
+def _summary_fields(workload: Workload, replicas: Sequence[Replica], shown: Shown) -> dict[str, Any]:
     """Return the values of ``WorkloadSummary`` that are not attributes of the workload; they need no validation."""
     return {
         "gpus": gpu_request_view(workload.gpus, workload.compute),
         "counts": counts_view(replicas),
-        "command": list(workload.program.argv) if private else None,
+        "command": list(workload.program.argv) if shown.private else None,
         "reason": _reason_view(workload, replicas),
         "ending": _ending_view(ending_of(workload, replicas)),
         "retrying": _retrying_view(workload, replicas),
         "node": replicas[0].node if workload.completions == 1 and replicas else None,
         "lazy": _lazy_state(replicas[0]) if workload.limits.lazy and replicas else None,
+        "waiting": shown.waiting,
     }
 
 
@@ -200,7 +202,7 @@ def _workload_fields(
     """Return the values of ``WorkloadView`` that are not attributes of the workload; they need no validation."""
     only = replicas[0] if workload.completions == 1 and replicas else None
     program, limits = workload.program, workload.limits
-    return _summary_fields(workload, replicas, shown.private) | {
+    return _summary_fields(workload, replicas, shown) | {
         "sharing": sharing_of(workload, replicas, leases)[0],
         "workdir": program.cwd if shown.private else None,
         "workspace": program.workspace or None,

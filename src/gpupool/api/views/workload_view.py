@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupool.api.schemas.nodes.nodes import GpuView, HeadAddressView, NodeView, PoolHeadView, PoolView
-from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadSummary, WorkloadView
+from gpupool.api.schemas.work.workloads import ReasonView, WorkloadDetail, WorkloadSummary, WorkloadView
 from gpupool.api.views import mapping
 from gpupool.api.views.mapping import HeldShare, Shown
 from gpupool.domain.errors import GpupoolError
@@ -16,6 +16,7 @@ from gpupool.domain.nodes.heads import Head, HeadStatus
 from gpupool.domain.people.access import Actor
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.workload import GpuLease, Replica, ReplicaState, Workload, WorkloadState
+from gpupool.scheduling.explain.wait_reason import Explanation
 from gpupool.services.cluster.heads import Heads
 from gpupool.services.pool import PoolServices
 
@@ -30,17 +31,25 @@ class Viewer:
     local: bool
 
 
-async def workload_summary(services: PoolServices, viewer: Viewer, workload: Workload) -> WorkloadSummary:
-    """Return the fields of a list."""
+async def workload_summary(
+    services: PoolServices, viewer: Viewer, workload: Workload, waiting: Explanation | None = None
+) -> WorkloadSummary:
+    """Return the fields of a list; ``waiting`` is why the workload waits."""
     replicas = await services.workloads.replicas_of(workload)
-    return mapping.workload_summary(workload, replicas, services.workloads.can_see(viewer.actor, workload))
+    return mapping.workload_summary(workload, replicas, _shown(services, viewer, workload, waiting))
 
 
-async def workload_view(services: PoolServices, viewer: Viewer, workload: Workload) -> WorkloadView:
-    """Return all fields of a listing."""
+async def workload_view(
+    services: PoolServices, viewer: Viewer, workload: Workload, waiting: Explanation | None = None
+) -> WorkloadView:
+    """Return all fields of a listing; ``waiting`` is why the workload waits."""
     replicas, leases = await _parts(services, workload)
-    private = services.workloads.can_see(viewer.actor, workload)
-    return mapping.workload_view(workload, replicas, leases, Shown(private))
+    return mapping.workload_view(workload, replicas, leases, _shown(services, viewer, workload, waiting))
+
+
+def _shown(services: PoolServices, viewer: Viewer, workload: Workload, waiting: Explanation | None) -> Shown:
+    view = None if waiting is None else ReasonView(code=waiting.code.value, message=waiting.sentence)
+    return Shown(services.workloads.can_see(viewer.actor, workload), waiting=view)
 
 
 async def workload_detail(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupool.cli.render.text import Style, bar, clean, pairs, since, table
-from gpupool.domain.units import format_duration, format_holding, format_mib, format_permille
+from gpupool.domain.units import format_duration, format_holders, format_mib, format_permille
 
 Json = dict[str, Any]
 
@@ -73,10 +73,7 @@ def health_text(gpu: Json) -> str:
 
 def holders_text(gpu: Json) -> str:
     """Return ``ann/train-1 0.50, …`` and processes that the pool did not start."""
-    groups: dict[str, list[int]] = {}
-    for h in gpu["holders"]:
-        groups.setdefault(f"{h['user']}/{h['name']}", []).append(h["permille"])
-    held = [format_holding(name, parts) for name, parts in groups.items()]
+    held = format_holders((h["user"], h["name"], h["permille"]) for h in gpu["holders"])
     foreign = [
         f"foreign: {p['user']} {p['name']} (pid {p['pid']}, {format_mib(p['memory_mib'])})" for p in gpu["foreign"]
     ]

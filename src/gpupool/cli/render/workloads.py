@@ -46,8 +46,8 @@ def about(w: Json, now: float) -> str:
     reason = (w["reason"] or {}).get("message", "")
     if w.get("retrying"):
         return f"{attempt_text(w['retrying'], now)}: {reason}"
-    if w["state"] in {"queued", "suspended"} and reason:
-        return str(reason)
+    if w["state"] in {"queued", "suspended"} and (waits := (w.get("waiting") or {}).get("message", reason)):
+        return str(waits)
     if w["state"] in {"failed", "stopped"} and w.get("ending"):
         return ending_lines(w["ending"])[0]
     if w.get("lazy") in _LAZY and w["state"] == "running":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Query = Mapping[str, Any]
 PAGE = 1000
+NEW_QUERIES = ("summary", "reasons")  # of lists of workloads; older pools refuse them
 MAX_RATE_LIMIT_TRIES = 10  # for a request that exceeds the rate limit
 STREAM_SILENCE_TIMEOUT_S = 60.0  # the pool sends at least a comment every 15 s
 SUGGESTIONS = {
@@ -69,7 +70,10 @@ class PoolClient:
             raise connection_error(error) from error
 
     def workloads(self, query: Query, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return the workloads that a query finds, newest first; at most ``limit``."""
+        """Return the workloads that a query finds, newest first; at most ``limit``.
+
+        Reasons of waiting are asked for with the first page only: each page with reasons takes the pool some time.
+        """
         found: list[dict[str, Any]] = []
         cursor = None
         while limit is None or len(found) < limit:
@@ -77,12 +81,13 @@ class PoolClient:
             try:
                 page = self.get("workloads", {**query, "limit": wanted, "cursor": cursor})
             except GpupoolError as error:
-                if not query.get("summary") or "'summary'" not in error.message:
+                unknown = next((name for name in NEW_QUERIES if query.get(name) and f"'{name}'" in error.message), None)
+                if unknown is None:
                     raise
-                query = {**query, "summary": None}  # the pool is older and sends all fields
+                query = {**query, unknown: None}  # the pool is older
                 continue
             found += page["workloads"]
-            cursor = page["next_cursor"]
+            cursor, query = page["next_cursor"], {**query, "reasons": None}
             if not cursor:
                 break
         return found

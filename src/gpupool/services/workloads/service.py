@@ -34,6 +34,7 @@ from gpupool.services.control.database_outage import UnrecordedStops, can_list_l
 from gpupool.services.control.engine import Engine
 from gpupool.services.control.lookup import Lookup
 from gpupool.services.explain.queue import QueueService
+from gpupool.services.explain.reason_cache import WaitReasonCache
 from gpupool.services.explain.wait_reason import WaitReasonService
 from gpupool.services.lifecycle import transitions
 from gpupool.services.ports.fabric import AttachStream, NodeLink
@@ -147,6 +148,7 @@ class WorkloadService:
         self.submission = submission
         self.output = OutputService(engine, lookup, permissions)
         self.wait_reasons = WaitReasonService(engine, lookup, explain_folder)
+        self.reason_cache = WaitReasonCache(self.wait_reasons, lookup, engine.ports.clock.monotonic)
         self.queue = QueueService(engine)
         self.current_leases = LeaseService(engine)
         self.unrecorded_stops = UnrecordedStops(engine)

@@ -21,7 +21,7 @@ from gpupool.services.ports.store import WorkloadFilter
 from gpupool.web.deps import Services, Visitor
 from gpupool.web.kit.labels import gpus_text
 from gpupool.web.pages.leases import LeaseRow, lease_rows
-from gpupool.web.pages.queue import WaitReason, WaitReasonCache, reason_cache_of
+from gpupool.web.pages.queue import WaitReason, wait_reasons
 from gpupool.web.rendering import page
 
 MAX_ROWS = 25  # of each list; the rest is a link away
@@ -110,7 +110,7 @@ def views_of(actor: Actor) -> tuple[HomeView, ...]:
             return (HomeView.POOL,)
 
 
-async def home_of(services: PoolServices, actor: Actor, view: HomeView, reasons: WaitReasonCache) -> Home:
+async def home_of(services: PoolServices, actor: Actor, view: HomeView) -> Home:
     """Return the work of one view."""
     now = services.workloads.now()
     scopes = _scopes(services, actor, view)
@@ -121,7 +121,7 @@ async def home_of(services: PoolServices, actor: Actor, view: HomeView, reasons:
     running = [work for work in live if work.state in RUNS]
     waiting = [work for work in live if work.state in WAITS]
     failed = [work for scope in scopes for work in await _failed(services, actor, scope, now)]
-    why = await reasons.of(actor, [work.id for work in waiting[:MAX_ROWS]])
+    why = await wait_reasons(services, actor, [work.id for work in waiting[:MAX_ROWS]])
     return Home(
         running=[RunningRow(work, gpus_text(work.gpus), idle_of.get(work.id)) for work in running[:MAX_ROWS]],
         running_count=len(running),
@@ -208,7 +208,7 @@ async def home(request: Request, services: Services, visitor: Visitor, view: Hom
         visitor,
         "home.html",
         title="Home",
-        home=await home_of(services, visitor, chosen, reason_cache_of(request)),
+        home=await home_of(services, visitor, chosen),
         view=chosen,
         views=views,
     )

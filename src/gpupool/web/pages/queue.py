@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.people.access import Actor
 from gpupool.domain.people.shares import ProjectShare
@@ -21,7 +17,6 @@ from gpupool.domain.units import format_duration, format_permille
 from gpupool.domain.work.workload import Workload
 from gpupool.scheduling.explain.wait_reason import Explanation
 from gpupool.scheduling.values import BlockReason
-from gpupool.services.explain.forked_worker import INLINE_COST_S
 from gpupool.services.explain.queue import QueueEntry, QueueReport
 from gpupool.services.pool import PoolServices
 from gpupool.web.deps import Services, Visitor
@@ -51,6 +46,14 @@ class WaitReason:
     estimate_s: float | None
     estimate: str
     basis: str
+
+
+async def wait_reasons(
+    services: PoolServices, actor: Actor, wanted: Sequence[WorkloadId]
+) -> dict[WorkloadId, WaitReason]:
+    """Return why workloads wait, as far as that is known or quickly found."""
+    found = await services.workloads.reason_cache.of(actor, wanted)
+    return {workload: wait_reason_of(why) for workload, why in found.items()}
 
 
 def wait_reason_of(found: Explanation) -> WaitReason:
@@ -95,11 +98,6 @@ def _numbers(numbers: Mapping[str, float | int | str]) -> Iterator[tuple[str, st
 
 
 MAX_AHEAD = 5
-REASON_BUDGET_S = 0.04  # of the control plane's time for reasons of one page; the rest comes with the next look
-MAX_AGE_S = 10.0
-INTEREST_S = 30.0  # an estimate is computed only if a page requested it within this time
-ESTIMATE_PAUSE_FACTOR = 3.0  # times the cost of an estimate: the pause before the next one
-MAX_ENTRIES = 2_000
 _HELD_WORDS = {
     BlockReason.SUSPENDED: "suspended",
     BlockReason.DEPENDENCY: "waits for dependencies",
@@ -216,96 +214,6 @@ def _ahead_row(own: QueueEntry, other: QueueEntry) -> AheadRow:
     return AheadRow(theirs.id, theirs.name, theirs.user, ground)
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedReason:
-    """A reason, when it was found, and when the estimate in it was made (0: never)."""
-
-    why: WaitReason
-    at: float
-    foretold_at: float = 0.0
-
-
-class WaitReasonCache:
-    """Cache of wait reasons for a few seconds, shared by all viewers.
-
-    A reason alone is cheap; an estimate can take long in a large pool. Expensive estimates are computed one after the
-    other in a background task with limited time, and shown at the next update.
-    """
-
-    def __init__(self, services: PoolServices) -> None:
-        self._services = services
-        self._kept: OrderedDict[WorkloadId, _CachedReason] = OrderedDict()
-        # Workloads without an estimate, and the time of the request.
-        self._wanted: OrderedDict[WorkloadId, float] = OrderedDict()
-        self._making: asyncio.Task[None] | None = None
-        self._cost_s = 0.0  # of an estimate
-
-    async def of(
-        self, actor: Actor, wanted: Sequence[WorkloadId], budget_s: float = REASON_BUDGET_S
-    ) -> dict[WorkloadId, WaitReason]:
-        """Return the known reasons for ``wanted``; unknown ones are computed in order, at least one per call."""
-        self._cost_s = self._services.workloads.wait_reasons.worker.cost_s
-        cheap = self._cost_s <= INLINE_COST_S
-        began, asked = time.monotonic(), 0
-        found: dict[WorkloadId, WaitReason] = {}
-        for workload in wanted:
-            kept = self._kept.get(workload)
-            old = kept is None or began - kept.at >= MAX_AGE_S
-            if old and (not asked or time.monotonic() - began < budget_s):
-                asked += 1
-                kept = await self._ask(actor, workload, foretell=cheap) or kept
-            if kept is not None:
-                found[workload] = kept.why
-                if began - kept.foretold_at >= self._lasts_s:
-                    self._wanted.setdefault(workload, began)
-        if self._wanted and (self._making is None or self._making.done()):
-            self._making = asyncio.create_task(self._make(actor), name="reasons")
-        return found
-
-    @property
-    def _lasts_s(self) -> float:
-        """Return the maximum age of an estimate; it grows with the cost."""
-        return max(MAX_AGE_S, 100 * self._cost_s)
-
-    async def _make(self, actor: Actor) -> None:
-        """Compute requested estimates with pauses between them."""
-        while self._wanted:
-            workload, asked_at = self._wanted.popitem(last=False)
-            if time.monotonic() - asked_at < INTEREST_S:
-                await self._ask(actor, workload, foretell=True)
-                self._cost_s = self._services.workloads.wait_reasons.worker.cost_s
-                await asyncio.sleep(ESTIMATE_PAUSE_FACTOR * self._cost_s)
-
-    async def _ask(self, actor: Actor, workload: WorkloadId, *, foretell: bool) -> _CachedReason | None:
-        try:
-            why = wait_reason_of(await self._services.workloads.why(actor, workload, foretell=foretell))
-        except GpupoolError:
-            return None  # it was deleted meanwhile
-        now = time.monotonic()
-        before = self._kept.get(workload)
-        if foretell:
-            kept = _CachedReason(why, now, now)
-        elif before is not None:  # the old estimate is kept until a new one is computed
-            kept = _CachedReason(replace(why, **_future(before.why)), now, before.foretold_at)
-        else:
-            kept = _CachedReason(why, now)
-        self._kept[workload] = kept
-        self._kept.move_to_end(workload)
-        while len(self._kept) > MAX_ENTRIES:
-            self._kept.popitem(last=False)
-        return kept
-
-
-def reason_cache_of(request: Request) -> WaitReasonCache:
-    """Return the application's cache of reasons."""
-    found: WaitReasonCache = request.app.state.wait_reasons
-    return found
-
-
-def _future(why: WaitReason) -> dict[str, Any]:
-    return {name: getattr(why, name) for name in ("would_help", "estimate_s", "estimate", "basis")}
-
-
 router = APIRouter()
 
 
@@ -356,7 +264,7 @@ async def queue(request: Request, services: Services, visitor: Visitor) -> Respo
     shown: QueuePage = await cache_of(request).get(("queue",), lambda: _page(services))
     now = services.workloads.now()
     first = _table(request, shown, {}, now)
-    reasons = await reason_cache_of(request).of(visitor, [line.row.id for line in first.lines])
+    reasons = await wait_reasons(services, visitor, [line.row.id for line in first.lines])
     if request.query_params.keys() & {"find", "sort", "format"}:
         table = _table(request, shown, reasons, now)  # reasons can change the search result and the order
     else:

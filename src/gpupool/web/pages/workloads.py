@@ -29,7 +29,7 @@ from gpupool.web.kit.listing import (
     listing_of_page,
     read_table_query,
 )
-from gpupool.web.pages.queue import WaitReasonCache, reason_cache_of
+from gpupool.web.pages.queue import wait_reasons
 from gpupool.web.pages.saved_views import saved_views
 from gpupool.web.pages.workload.routes import priority_of
 from gpupool.web.rendering import back_to, page
@@ -203,12 +203,10 @@ async def _replicas(services: PoolServices, workload: Workload) -> str:
     return f"{done} of {workload.completions} done" + (f", {running} running" if running else "")
 
 
-async def with_wait_reasons(
-    reasons: WaitReasonCache, actor: Actor, rows: Sequence[WorkloadRow]
-) -> Sequence[WorkloadRow]:
+async def with_wait_reasons(services: PoolServices, actor: Actor, rows: Sequence[WorkloadRow]) -> Sequence[WorkloadRow]:
     """Return the rows; those that wait say why, as far as the reasons are known or quickly computed."""
     waiting = [row.id for row in rows if row.state is WorkloadState.QUEUED and not row.about]
-    found = await reasons.of(actor, waiting)
+    found = await wait_reasons(services, actor, waiting)
     return [replace(row, about=found[row.id].sentence) if row.id in found else row for row in rows]
 
 
@@ -250,7 +248,7 @@ async def workloads(request: Request, services: Services, visitor: Visitor) -> R
     if asked.csv:
         return csv_stream(NAME, COLUMNS, find_all(services, visitor, filters, asked))
     found = await find(services, visitor, filters, asked)
-    found = replace(found, rows=await with_wait_reasons(reason_cache_of(request), visitor, found.rows))
+    found = replace(found, rows=await with_wait_reasons(services, visitor, found.rows))
     projects, users = names(found.rows)
     return page(
         request,

@@ -34,7 +34,7 @@ from gpupool.web.kit.form_input import FormValues
 from gpupool.web.kit.labels import gpus_text
 from gpupool.web.kit.listing import Column, ColumnKind, listing
 from gpupool.web.page_context import Context, MemberContext, PageContext, handle_form
-from gpupool.web.pages.queue import reason_cache_of
+from gpupool.web.pages.queue import wait_reasons
 from gpupool.web.rendering import back_to
 
 router = APIRouter(prefix="/workspaces")
@@ -220,7 +220,7 @@ async def workspace(context: Context, workspace: Ref) -> Response:
     services, visitor = context.services, context.visitor
     row = workspace_row(services, services.workspaces.get(visitor, workspace))
     waits = row.session is not None and row.state is WorkspaceState.STARTING
-    why = (await reason_cache_of(context.request).of(visitor, [row.session.id])) if row.session and waits else {}
+    why = (await wait_reasons(services, visitor, [row.session.id])) if row.session and waits else {}
     node = next((node for node in await services.nodes.nodes() if node.name == row.workspace.node), None)
     return context.show(
         "workspaces/workspace.html",

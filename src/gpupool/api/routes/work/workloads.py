@@ -86,6 +86,9 @@ async def list_workloads(  # noqa: PLR0913 - each is a query parameter of the ro
     summary: Annotated[
         bool, Query(description="Return only the fields of a list, a third of the data: ``WorkloadSummary``.")
     ] = False,
+    reasons: Annotated[
+        bool, Query(description="Add why queued workloads wait, as far as quickly found: ``waiting``.")
+    ] = False,
     limit: Limit = 100,
     cursor: Cursor | None = None,
 ) -> Response:
@@ -106,10 +109,12 @@ async def list_workloads(  # noqa: PLR0913 - each is a query parameter of the ro
     viewer = viewer_of(request, caller)
     next_cursor = _next_cursor(page, found) if len(found) == limit else None
     total = await services.workloads.count(caller, wanted) if count else None
+    queued = [workload.id for workload in found if workload.state is WorkloadState.QUEUED] if reasons else []
+    why = await services.workloads.reason_cache.of(caller, queued)
     if summary:
-        summaries = [await workload_view.workload_summary(services, viewer, workload) for workload in found]
+        summaries = [await workload_view.workload_summary(services, viewer, each, why.get(each.id)) for each in found]
         return answer(WorkloadSummaries(workloads=summaries, next_cursor=next_cursor, total=total))
-    views = [await workload_view.workload_view(services, viewer, workload) for workload in found]
+    views = [await workload_view.workload_view(services, viewer, each, why.get(each.id)) for each in found]
     return answer(WorkloadList(workloads=views, next_cursor=next_cursor, total=total))
 
 

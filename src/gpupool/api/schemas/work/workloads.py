@@ -102,6 +102,7 @@ class WorkloadSummary(View):
     ending: EndingView | None = None
     retrying: RetryingView | None = None
     lazy: Literal["unused", "waiting", "held"] | None = None
+    waiting: ReasonView | None = None
 
 
 class WorkloadView(WorkloadSummary):
@@ -115,6 +116,7 @@ class WorkloadView(WorkloadSummary):
     ``mail`` the moments about which its user wants mail. ``ending`` is null
     until it has ended; ``retrying`` is set while a replica waits for its next attempt. ``lazy`` is the state of a lazy
     program that runs: it has not used CUDA (``unused``), waits for its GPUs (``waiting``) or has them (``held``).
+    ``waiting`` is set in lists with ``reasons=true`` only: why it waits in the queue.
     """
 
     priority: int

@@ -101,7 +101,7 @@ def ps(  # noqa: PLR0913, PLR0917 - one parameter per option
     ABOUT shows why a workload waits, how it ended, or its command.
     """
     query = {"all": every or bool(state), "state": [str(s) for s in state or ()], "project": project, "user": user}
-    query |= {"name": name, "label": label, "search": search, "sort": sort, "summary": None if json else True}
+    query |= {"name": name, "label": label, "search": search, "sort": sort, **_fields(json)}
     pool = open_pool()
     if watch and not json:
         from gpupool.cli.tui.watch import watch_screen
@@ -114,6 +114,11 @@ def ps(  # noqa: PLR0913, PLR0917 - one parameter per option
         return
     notify_if_emulated(pool)
     show(workload_lines(found, time.time(), out_style()))
+
+
+def _fields(json: bool) -> dict[str, bool | None]:
+    """Return the part of a query that decides about the fields of workloads."""
+    return {"summary": None if json else True, "reasons": True}
 
 
 def list_(
@@ -133,7 +138,7 @@ def list_(
         return
     pool = open_pool()
     if what is Listed.JOBS:
-        found = {"workloads": pool.workloads({"all": every, "summary": None if json else True})}
+        found = {"workloads": pool.workloads({"all": every, **_fields(json)})}
         lines = workload_lines(found["workloads"], time.time(), out_style())
     elif what is Listed.NODES:
         found = pool.get("nodes")

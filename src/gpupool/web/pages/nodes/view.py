@@ -11,7 +11,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import Gpu, GpuHealth, GpuShare, Node, NodeState
 from gpupool.domain.nodes.sharing import describe_guarantee
 from gpupool.domain.nodes.telemetry import GpuSample, NodeSample
-from gpupool.domain.units import WHOLE_GPU, format_holding, format_permille
+from gpupool.domain.units import WHOLE_GPU, format_holders, format_permille
 from gpupool.domain.work.workload import holder_index
 from gpupool.services.nodes.service import Occupant
 from gpupool.services.pool import PoolServices
@@ -117,10 +117,7 @@ class GpuLine:
     @property
     def holders(self) -> str | None:
         """Return the users and workloads that hold it."""
-        groups: dict[str, list[int]] = {}
-        for part in self.slices:
-            groups.setdefault(f"{part.user}/{part.name}", []).append(part.permille)
-        return ", ".join(format_holding(name, parts) for name, parts in groups.items()) or None
+        return ", ".join(format_holders((part.user, part.name, part.permille) for part in self.slices)) or None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from gpupool.web.kit.labels import command_text, gang_text, gpus_text, limits_te
 from gpupool.web.kit.listing import Column, ColumnKind, listing
 from gpupool.web.kit.response_cache import cache_of
 from gpupool.web.pages.leases import EXTENSIONS
-from gpupool.web.pages.queue import reason_cache_of
 from gpupool.web.pages.submit.account import account_of
 from gpupool.web.pages.workload.view import ReplicaRow, retry_text, served_ports, workload_page
 from gpupool.web.rendering import back_to, page
@@ -72,8 +71,7 @@ async def workload(
     """Show a workload."""
     found = await services.workloads.get(visitor, ref)
     now = services.workloads.now()
-    reasons = reason_cache_of(request)
-    shown = await workload_page(services, visitor, found, (replica, attempt), now, reasons)
+    shown = await workload_page(services, visitor, found, (replica, attempt), now)
     seen = shown.allowed.see
     local = loopback_uid(request) is not None
     ports = await served_ports(services, visitor, found, shown.chosen, same_machine=local) if shown.served else []

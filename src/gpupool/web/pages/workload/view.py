@@ -30,7 +30,7 @@ from gpupool.services.workloads.service import restart_obstacle
 from gpupool.specs.fields.templates import as_text
 from gpupool.web.kit.ranges import RANGES
 from gpupool.web.pages.leases import is_extendable
-from gpupool.web.pages.queue import AheadRow, WaitReason, WaitReasonCache, rows_ahead
+from gpupool.web.pages.queue import AheadRow, WaitReason, rows_ahead, wait_reasons
 from gpupool.web.pages.workload.timeline import Timeline, timeline
 
 MAX_EVENTS = 2_000
@@ -120,7 +120,6 @@ async def workload_page(
     workload: Workload,
     choice: tuple[int | None, int | None],
     now: float,
-    reasons: WaitReasonCache,
 ) -> WorkloadPage:
     """Return the page of a workload; ``choice`` is the requested replica and attempt."""
     replicas = await services.workloads.replicas_of(workload)
@@ -128,7 +127,7 @@ async def workload_page(
     events = await services.history.events(actor, EventFilter(workload=workload.id, newest=True, limit=MAX_EVENTS))
     allowed = _allowed(services, actor, workload, replicas)
     waits = any(replica.state is ReplicaState.PENDING for replica in replicas) and not workload.state.final
-    why = (await reasons.of(actor, [workload.id])).get(workload.id) if waits else None
+    why = (await wait_reasons(services, actor, [workload.id])).get(workload.id) if waits else None
     queue = await services.workloads.queue.queue() if waits else None
     reason, message = _reason(workload, replicas)
     chosen = _shown_attempt(workload, replicas, choice)
