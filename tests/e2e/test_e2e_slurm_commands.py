@@ -83,12 +83,19 @@ def test_queue_and_cancel(pool: RealPool, slurm: Run) -> None:
     first = slurm("sbatch", "--parsable", input=text).stdout.strip()
     assert pool.becomes(first, "running")
     second = slurm("sbatch", "--parsable", input=text).stdout.strip()
-    lines = slurm("squeue", "--me", "-h", "-o", "%i %j %t %T %D").stdout.splitlines()
-    assert lines == [f"{first} night R RUNNING 1", f"{second} night PD PENDING 1"]
+    late = slurm("sbatch", "--parsable", "--begin=now+1hour", "-n", "1", input=text).stdout.strip()
+    node = pool.json("list", "nodes")["nodes"][0]["name"]
+    lines = slurm("squeue", "--me", "-h", "-o", "%i %j %t %T %D %R %r").stdout.splitlines()
+    assert lines == [
+        f"{first} night R RUNNING 1 {node} None",
+        f"{second} night PD PENDING 1 (Resources) Resources",
+        f"{late} night PD PENDING 1 (BeginTime) BeginTime",
+    ]
     assert slurm("squeue", "-t", "PD", "-n", "night").stdout.split()[8:10] == [second, "gpupool"]
     assert slurm("sinfo", "-h", "-o", "%P %D %t").stdout.splitlines() == ["gpupool* 1 alloc"]
     slurm("scancel", "-n", "night", "-t", "PENDING")
     assert pool.becomes(second, "stopped")
+    assert pool.becomes(late, "stopped")
     slurm("scancel", first)
     assert pool.becomes(first, "stopped")
     assert "There is no workload" in slurm("scancel", "nothing", status=1).stderr

@@ -19,6 +19,33 @@ STATES = {  # long and short names
     "failed": ("FAILED", "F"),
     "stopped": ("CANCELLED", "CA"),
 }
+REASONS = {  # Slurm's reason of a pending job, by the code of ``gpupool why``
+    "WAITING_FOR_GPU": "Resources",
+    "CPU_OR_MEMORY": "Resources",
+    "OTHER_SHARING_MODE": "Resources",
+    "GANG": "Resources",
+    "RESERVED_FOR_OTHERS": "Priority",
+    "MANY_REQUESTS": "Priority",
+    "BOOKED": "Reservation",
+    "DEPENDENCY": "Dependency",
+    "WINDOW": "BeginTime",
+    "BACK_OFF": "BeginTime",
+    "SUSPENDED": "JobHeldUser",
+    "PARALLELISM": "JobArrayTaskLimit",
+    "PROJECT_QUOTA": "AssocGrpGRES",
+    "PROJECT_LIMIT": "AssocGrpGRES",
+    "DEPARTMENT_QUOTA": "AssocGrpGRES",
+    "DEPARTMENT_LIMIT": "AssocGrpGRES",
+    "GPU_HOURS": "AssocGrpGRESMinutes",
+    "USER_LIMIT": "QOSMaxGRESPerUser",
+    "NO_SUCH_MODEL": "BadConstraints",
+    "TOO_LARGE": "BadConstraints",
+    "OTHER_NODE_POOL": "BadConstraints",
+    "NODE_CORDONED": "ReqNodeNotAvail",
+    "GPU_IN_USE_BY_OTHERS": "ReqNodeNotAvail",
+    "GPU_UNHEALTHY": "ReqNodeNotAvail",
+    "FOLDER": "ReqNodeNotAvail",
+}
 BY_SLURM_STATE = {name: state for state, names in STATES.items() for name in names}
 PARTITION = "gpupool"
 QUEUE_FORMAT = "%.12i %.9P %.20j %.8u %.2t %.12M %.6D %R"
@@ -54,10 +81,14 @@ def _ran(job: Json) -> float:
     return max(0.0, float(job["finished_at"] or time.time()) - float(job["started_at"]))
 
 
-def _reason(job: Json) -> str:
-    if job["state"] == "queued":
-        return f"({(job['reason'] or {}).get('code') or 'Priority'})"
-    return str(job["node"] or "")
+def reason(job: Json) -> str:
+    """Return Slurm's reason of a pending job; ``None`` for other jobs, and as long as the reason is not known."""
+    waiting = job.get("waiting") or {}
+    return REASONS.get(waiting.get("code", ""), "None") if job["state"] == "queued" else "None"
+
+
+def _node_or_reason(job: Json) -> str:
+    return f"({reason(job)})" if job["state"] == "queued" else str(job["node"] or "")
 
 
 def _gres(job: Json) -> str:
@@ -82,9 +113,9 @@ QUEUE_FIELDS: Mapping[str, tuple[str, Callable[[Json], object]]] = {
     "m": ("MIN_MEMORY", lambda j: f"{j['memory_mib']}M" if j["memory_mib"] else "0"),
     "b": ("TRES_PER_NODE", _gres),
     "Q": ("PRIORITY", lambda j: j["priority"]),
-    "R": ("NODELIST(REASON)", _reason),
+    "R": ("NODELIST(REASON)", _node_or_reason),
     "N": ("NODELIST", lambda j: j["node"] or ""),
-    "r": ("REASON", lambda j: (j["reason"] or {}).get("code") or "None"),
+    "r": ("REASON", reason),
     "S": ("START_TIME", lambda j: moment(j["started_at"])),
     "V": ("SUBMIT_TIME", lambda j: moment(j["created_at"])),
     "Z": ("WORK_DIR", lambda j: j["workdir"] or ""),

@@ -192,6 +192,7 @@ def _jobs(pool: PoolClient, options: Options, *, ended: bool = False) -> list[di
         raise _refusal(f"The state {unknown[0][:40]} is not known.", f"States: {', '.join(slurm.BY_SLURM_STATE)}.")
     wanted = [slurm.BY_SLURM_STATE[state] for state in states if state != "ALL"]
     query = {"all": ended or bool(states), "state": wanted, "mine": True if "--me" in options else None}
+    query["reasons"] = None if ended else True
     jobs: Iterable[dict[str, Any]] = pool.workloads(query)
     users, ids, names = (_listed(options, flag) for flag in ("-u", "-j", "-n" if not ended else "--name"))
     return [
