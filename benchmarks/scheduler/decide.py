@@ -52,6 +52,7 @@ from gpupool.scheduling.values import Decisions, PendingReplica, ReplicaKey
 RESULTS = Path(__file__).parent.parent / "results"
 NOW = 1_000_000.0
 GPUS_PER_NODE = 8
+MAX_CYCLES = 2000  # until no project is below its share: each evicts some tens of replicas
 NODES = "nodes/alibaba2026_10412_gpus.csv"
 PODS = "openb/openb_pod_list_default.csv"
 Times = tuple[float, float]  # wall-clock milliseconds and CPU milliseconds
@@ -215,7 +216,7 @@ def _drawn(size: Size, rng: random.Random, number: int) -> PendingReplica:
 def _fair(scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica], now: float) -> tuple[int, int]:
     """Run cycles with immediate evictions until there are no more; return the numbers of evictions and cycles."""
     total = 0
-    for cycle in range(200):
+    for cycle in range(MAX_CYCLES):
         decisions = scheduler.decide(now + cycle)
         for eviction in decisions.evictions:
             scheduler.apply(LeaseReleased(eviction.key))
