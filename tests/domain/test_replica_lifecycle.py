@@ -458,6 +458,15 @@ def test_lazy_replica_waits_and_gets_gpus_only_while_it_runs(state: ReplicaState
     assert lifecycle.grant_gpus(LAZY, got.replica, Epoch(8), NOW + 3).replica == got.replica, "granted once"
 
 
+def test_lazy_replica_returns_the_gpus_of_its_present_lease_only() -> None:
+    held = replace(replica(R), gpu_wanted_at=NOW, gpu_lease=Epoch(7))
+    assert lifecycle.return_gpus(held, 6, NOW).replica == held
+    back = lifecycle.return_gpus(held, 7, NOW)
+    assert (back.replica.state, back.replica.gpu_lease, back.replica.gpu_wanted_at) == (R, None, None)
+    assert [event.reason for event in back.events] == [Reason.GPUS_RETURNED]
+    assert lifecycle.return_gpus(back.replica, 7, NOW).replica == back.replica
+
+
 def test_next_attempt_of_a_lazy_replica_holds_no_gpus() -> None:
     held = replace(replica(X, next_reason=Reason.PREEMPTED), gpu_wanted_at=NOW, gpu_lease=Epoch(7))
     ended = lifecycle.end_attempt(LAZY, held, report(ExitReason.STOPPED), NOW).replica

@@ -103,3 +103,54 @@ def test_run_says_that_it_waits(own_pool: RealPool) -> None:
     assert "gpupool: waiting for a GPU" in err.decode()
     assert running.returncode == 0
     assert pool.all_free()
+
+
+SHELL = """
+import os, subprocess, sys, time
+ask = "from cuda.bindings import driver as d; assert d.cuInit(0)[0] == 0; print('devices', d.cuDeviceGetCount()[1])"
+for name in sys.argv[1:]:
+    print("at", name, flush=True)
+    while not os.path.exists(name):
+        time.sleep(0.05)
+    subprocess.run([sys.executable, "-c", ask + "; import time; time.sleep(2)"], check=True)
+time.sleep(600)
+"""
+
+
+def test_session_returns_its_gpus_between_its_uses_of_cuda(own_pool: RealPool) -> None:
+    """Its process lives on; the next use waits again, for as long as another job has the GPU."""
+    pool = own_pool
+    words = ("--interactive", "--lazy", "--return-after", "1s", "--no-files", "-p", "0.5")
+    pool("submit", "--name", "session", *words, "--", sys.executable, "-c", SHELL, "one", "two")
+    assert pool.becomes("session", "running")
+    (pool.work / "one").touch()
+    assert eventually(lambda: pool.free_permille() == [500], pause_s=0.2)
+    for child in ("agent", "control-plane"):
+        pool.kill_child(child)
+    assert eventually(lambda: pool.free_permille() == [1000], pause_s=0.2)
+    assert "GPUS_RETURNED" in [event["reason"] for event in pool.json("events", "session")["events"]]
+    assert "holds no GPU until it uses CUDA" in pool.text("ps")
+    assert pool.state_of("session") == "running"
+    pid = pool.json("describe", "session")["replicas"][0]["pid"]
+    pool("submit", "--name", "full", "--no-files", "--", "sleep", "600")
+    assert pool.becomes("full", "running")
+    (pool.work / "two").touch()
+    assert eventually(lambda: "waiting for a GPU" in pool.text("ps"), pause_s=0.2)
+    assert pool.text("logs", "session").count("devices 1") == 1
+    pool("stop", "full")
+    assert eventually(lambda: pool.text("logs", "session").count("devices 1") == 2, pause_s=0.2)
+    assert pool.json("describe", "session")["replicas"][0]["pid"] == pid
+    for child in ("agent", "control-plane"):
+        pool.kill_child(child)
+    assert eventually(lambda: pool.free_permille() == [1000], pause_s=0.2)
+    pool("stop", "session", "--grace", "0")
+    assert pool.all_free()
+
+
+def test_session_keeps_its_gpus_while_a_process_may_use_them(pool: RealPool) -> None:
+    start(pool, "keeps", "-p", "0.5", "--return-after", "0.5s")
+    use_cuda(pool, "keeps")
+    assert eventually(lambda: "memory" in pool.text("logs", "keeps"), pause_s=0.2)
+    time.sleep(3)
+    assert sum(pool.free_permille()) == 1500
+    assert "GPUS_RETURNED" not in [event["reason"] for event in pool.json("events", "keeps")["events"]]

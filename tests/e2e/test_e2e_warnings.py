@@ -57,7 +57,9 @@ def test_invalid_settings_are_refused(pool: RealPool) -> None:
     assert b"see docs/warnings.md" in refused.stderr.lower()
 
 
-def test_mail_at_the_end_of_jobs(pool: RealPool) -> None:
+def test_mail_at_the_end_of_jobs(own_pool: RealPool) -> None:
+    """It needs a pool without earlier jobs: mail about them would come with that about its own."""
+    pool = own_pool
     me = pool.json("whoami")["user"]
     os.mkfifo(pool.work / "gate")
     (pool.work / "job.sh").write_text("#!/bin/sh\n#SBATCH -J slurm-job --mail-type=BEGIN,END\nread line < gate\n")
@@ -76,4 +78,3 @@ def test_mail_at_the_end_of_jobs(pool: RealPool) -> None:
         assert pool.becomes("slurm-job", "succeeded")
         refused = pool("submit", "x", "-n", "0", "--mail-type", "sometimes", "--", "true", ok=False)
         assert b"is not a type of mail" in refused.stderr
-    pool("warnings", "set", "--smtp-host", "none")

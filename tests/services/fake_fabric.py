@@ -234,6 +234,8 @@ class FakeAgent:
         if self.attach_error is not None:
             raise self.attach_error
         assert program.spec.lazy
+        if epoch == program.spec.gpu_returned:
+            raise GpupoolError(ErrorCode.STALE_WRITE, "These GPUs were returned.", "")
         if program.running and epoch >= program.spec.gpu_epoch:
             program.spec = replace(program.spec, gpus=tuple(shares), gpu_epoch=epoch)
             program.status = replace(program.status, gpu_epoch=epoch)
@@ -242,6 +244,14 @@ class FakeAgent:
         """Let a lazy program use CUDA for the first time."""
         program = self.programs[key]
         program.status = replace(program.status, gpu_wanted_at=self.now())
+        self.tell(program.status)
+
+    def return_gpus(self, key: str) -> None:
+        """Let a lazy program return its GPUs."""
+        program = self.programs[key]
+        epoch = program.spec.gpu_epoch
+        program.spec = replace(program.spec, gpus=(), gpu_epoch=0, gpu_returned=epoch)
+        program.status = replace(program.status, gpu_wanted_at=None, gpu_epoch=0, gpu_returned=epoch)
         self.tell(program.status)
 
     def notify(self, key: str, notice: dict[str, Any] | None) -> None:

@@ -30,6 +30,18 @@ async def row_of(world: World, made: Workload) -> Replica:
     return found
 
 
+async def return_gpus(world: World, made: Workload) -> None:
+    world.agent.return_gpus(world.program(made))
+    await world.settle()
+
+
+async def use_or_return(world: World, made: Workload) -> None:
+    """Use CUDA in a lazy session, or return the GPUs that it has."""
+    if made.limits.lazy:
+        has = world.agent.programs[world.program(made)].spec.gpu_epoch
+        await (return_gpus if has else use_cuda)(world, made)
+
+
 def held(world: World) -> list[tuple[int, int]]:
     """Return index and thousandths of each unreleased lease."""
     return world.rows("select replica_index, permille from leases where released_at is null order by epoch")
@@ -192,7 +204,7 @@ def test_no_gpu_is_given_twice_in_any_order_of_events(world: World, seed: int) -
         made: list[Workload] = []
         for _ in range(30):
             live = [each for each in made if world.is_running(each)]
-            act = rng.choice(["lazy", "lazy", "plain", "use", "use", "end", "crash", "stop"])
+            act = rng.choice(["lazy", "lazy", "plain", "use", "use", "use", "end", "crash", "stop"])
             if act == "lazy":
                 made.append(await lazy(world, gpus={"count": 1, "fraction": rng.choice([0.3, 0.5, 0.7])}))
             elif act == "plain":
@@ -201,8 +213,8 @@ def test_no_gpu_is_given_twice_in_any_order_of_events(world: World, seed: int) -
                 await world.reboot()
             elif live:
                 one = rng.choice(live)
-                if act == "use" and one.limits.lazy:
-                    await use_cuda(world, one)
+                if act == "use":
+                    await use_or_return(world, one)
                 elif act == "end":
                     await world.end(one)
                 elif act == "stop":
@@ -246,6 +258,94 @@ def test_session_ends_with_a_reason_if_its_node_cannot_give_it_gpus(world: World
     world.do(story())
 
 
+def test_returned_gpus_go_to_others_and_the_next_use_waits_again(world: World) -> None:
+    async def story() -> None:
+        made = await lazy(world, gpus={"count": 2})
+        await use_cuda(world, made)
+        other = await world.submit(BOB, gpus={"count": 2})
+        assert await world.state(other.id) is WorkloadState.QUEUED
+        await return_gpus(world, made)
+        assert world.is_running(made)
+        assert world.is_running(other)
+        assert held(world) == [(0, 0), (0, 2000)]
+        row = await row_of(world, made)
+        assert (row.attempt, row.gpu_lease, row.gpu_wanted_at, row.lost_gpu_s) == (1, None, None, 0.0)
+        assert (await world.reasons(made.id))[-1] == "GPUS_RETURNED"
+        await use_cuda(world, made)
+        assert (await row_of(world, made)).waits_for_gpus
+        await world.end(other)
+        assert held(world) == [(0, 0), (LAZY_GPUS, 2000)]
+        world.check_always()
+        await world.end(made)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+@pytest.mark.parametrize("crash", ["before", "after"])
+def test_return_is_recorded_once_over_a_crash_of_the_control_plane(world: World, crash: str) -> None:
+    """Before: the report is lost, and the comparison with the node finds the return."""
+
+    async def story() -> None:
+        made = await lazy(world, gpus={"count": 2})
+        await use_cuda(world, made)
+        if crash == "before":
+            world.agent.tell = lambda _status: None
+        await return_gpus(world, made)
+        await world.reboot()
+        assert held(world) == [(0, 0)]
+        assert (await world.reasons(made.id)).count("GPUS_RETURNED") == 1
+        assert world.is_running(made)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_use_is_metered_until_the_return(world: World) -> None:
+    async def story() -> None:
+        made = await lazy(world)
+        await use_cuda(world, made)
+        await world.pass_time(30)
+        await return_gpus(world, made)
+        await world.pass_time(600)
+        await world.end(made)
+        seconds = world.rows("select sum((released_at - granted_at) * permille) from leases")
+        assert seconds[0][0] / 1000 == pytest.approx(15, abs=2)
+
+    world.do(story())
+
+
+def test_adopted_session_returns_its_gpus(world: World) -> None:
+    async def story() -> None:
+        made = await lazy(world, gpus={"count": 2})
+        await use_cuda(world, made)
+        await lose_database(world)
+        await return_gpus(world, made)
+        assert held(world) == [(0, 0)]
+        assert world.is_running(made)
+        await use_cuda(world, made)
+        assert held(world) == [(0, 0), (LAZY_GPUS, 2000)]
+        world.check_always()
+
+    world.do(story())
+
+
+def test_database_older_than_a_return_and_the_next_grant_ends_the_session(world: World, tmp_path: Path) -> None:
+    async def story() -> None:
+        made = await lazy(world, gpus={"count": 2})
+        await use_cuda(world, made)
+        copy = await copied(world, tmp_path / "copy.db")
+        await return_gpus(world, made)
+        await use_cuda(world, made)
+        await go_back(world, copy)
+        after = await world.submit(BOB, gpus={"count": 2})
+        assert not world.is_running(made)
+        assert world.is_running(after)
+        world.check_always()
+
+    world.do(story())
+
+
 def shares_held(world: World) -> list[tuple[str, int]]:
     return world.rows("select gpu_uuid, permille from lease_shares where released_at is null order by gpu_uuid")
 
@@ -258,7 +358,9 @@ def test_new_database_adopts_a_session_with_the_gpus_that_it_got(world: World) -
         await lose_database(world)
         assert shares_held(world) == before
         row = await row_of(world, made)
-        assert (row.state, row.gpu_lease) == (ReplicaState.RUNNING, row.lease)
+        assert row.state is ReplicaState.RUNNING
+        assert row.gpu_lease == world.agent.programs[world.program(made)].spec.gpu_epoch
+        assert held(world) == [(0, 0), (LAZY_GPUS, 2000)]
         waiting = await world.submit(BOB, gpus={"count": 1})
         assert await world.state(waiting.id) is WorkloadState.QUEUED
         await world.reboot()

@@ -122,11 +122,11 @@ async def end_lingering_forever(agent: Agent) -> None:
         agent.end_lingering(time.time())
 
 
-async def report_lazy_forever(agent: Agent) -> None:
-    """Report the lazy programs that wait for GPUs."""
+async def look_at_lazy_programs_forever(agent: Agent) -> None:
+    """Report lazy programs that wait for GPUs, and return the GPUs of those that use CUDA no more."""
     while True:
         await asyncio.sleep(LAZY_INTERVAL_S)
-        agent.report_lazy()
+        await agent.lazy_gpus.look()
 
 
 async def prune_forever(agent: Agent) -> None:
@@ -199,7 +199,7 @@ async def _run(options: argparse.Namespace) -> int:
             ActivitySampler(agent).run(),
             prune_forever(agent),
             end_lingering_forever(agent),
-            report_lazy_forever(agent),
+            look_at_lazy_programs_forever(agent),
             looks,
         )
     ]

@@ -93,6 +93,15 @@ class Attaching(Protocol):
     def wanted_at(self, program: NodeProgram) -> float | None:
         """Return when a program of its lease first used CUDA, in seconds since the epoch; None: not yet."""
 
+    def in_use(self, program: NodeProgram) -> bool:
+        """Return whether a process of its lease uses CUDA; quick, and only reliable when it is true."""
+
+    def detach(self, program: NodeProgram, pids: Callable[[], frozenset[int]]) -> bool:
+        """Take the GPUs from its lease, so that its next use of CUDA waits; False if a process can still use them.
+
+        ``pids`` returns the processes of the lease. Raises OSError; nothing has changed then.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class SharingHost:

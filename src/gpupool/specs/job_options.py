@@ -233,6 +233,14 @@ PROGRAM_OPTIONS = (
         "SIGNAL",
     ),
     JobField("lazy", "--lazy", FLAG, "Hold no GPU until the program first uses CUDA.", PROGRAM),
+    JobField(
+        "return_after",
+        "--return-after",
+        TEXT,
+        "With --lazy: return GPUs that no process uses (5m).",
+        PROGRAM,
+        "TIME",
+    ),
     JobField("on_preempt", "--on-preempt", TEXT, "On preemption, signal (default) or kill at once.", PROGRAM, "WHAT"),
     JobField(
         "checkpoint", "--checkpoint", TEXT, "Declare its checkpoint interval: 30m; default: never.", PROGRAM, "TIME"

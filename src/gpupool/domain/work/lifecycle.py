@@ -171,6 +171,15 @@ def grant_gpus(workload: Workload, replica: Replica, epoch: Epoch, now: float) -
     return Transition(after, (event,), (AttachGpus(after),))
 
 
+def return_gpus(replica: Replica, epoch: int, now: float) -> Transition:
+    """Apply the report that a lazy program has returned the GPUs of a lease; its next use of CUDA waits again."""
+    if replica.gpu_lease is None or replica.gpu_lease != epoch:
+        return Transition(replica)
+    after = replace(replica, gpu_lease=None, gpu_wanted_at=None)
+    sentence = "returned its GPUs: none of its processes uses CUDA any more"
+    return Transition(after, (_event(after, now, Reason.GPUS_RETURNED, sentence),))
+
+
 def mark_started(replica: Replica, status: ProcessStatus, now: float) -> Transition:
     """Apply the node's report that the program runs."""
     if replica.state not in {ReplicaState.STARTING, ReplicaState.STOPPING}:

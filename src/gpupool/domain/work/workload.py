@@ -140,7 +140,8 @@ class Limits:
     ``ttl_s``: this long after its end it is deleted with its output. ``notice_signal``: see
     ``supervision.ProcessSpec``. ``on_preempt``: whether it is killed at once instead. ``checkpoint_s``: how often the
     program saves its state (0: on preemption); None: not declared. ``lazy``: it starts without GPUs, and gets them on
-    its node when its program first uses CUDA.
+    its node when its program first uses CUDA. It returns them when no process has used CUDA for ``return_after_s``
+    (None: ``supervision.DEFAULT_RETURN_AFTER_S``).
     """
 
     wait_s: float | None = None  # longest time in the queue; 0: start now or fail
@@ -156,6 +157,7 @@ class Limits:
     begin_s: float | None = None  # earliest start after the submission
     on_preempt: OnPreempt = OnPreempt.SIGNAL
     lazy: bool = False
+    return_after_s: float | None = None
 
     @property
     def preemption_grace_s(self) -> float:

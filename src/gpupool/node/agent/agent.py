@@ -33,6 +33,7 @@ from gpupool.node.agent.attempt import (
     share_lease,
     status_at_end,
 )
+from gpupool.node.agent.lazy_gpus import LazyGpus
 from gpupool.node.agent.port_allocator import (
     PortAllocator,
     connect_port,
@@ -120,6 +121,7 @@ class Agent:
         self.homes = Homes(state.path.parent / "workspaces", self.workspaces_in_use, backends.layers, shared=shared)
         host = SharingHost(run.path, backends.inventory, shared, self.note, self.end_reason, store=state.path.parent)
         self.sharing = SharingModes(host, backends.slices)
+        self.lazy_gpus = LazyGpus(self, backends.runner)
         self.sampler = Sampler(backends.inventory, backends.runner)
         self.port_allocator = PortAllocator(
             lambda: (p for e in self.entries.values() if not e.exited for p in e.request.spec.ports)
@@ -139,7 +141,7 @@ class Agent:
         for path in sorted(self.state.replicas.iterdir()):
             self._adopt(ReplicaFolder(path))
         await self.sharing.adopt(
-            [(e.request.mode, self._program(e)) for e in self.entries.values() if read_exit(e.folder) is None]
+            [(e.request.mode, self.program(e)) for e in self.entries.values() if read_exit(e.folder) is None]
         )
         for entry in list(self.entries.values()):
             self.supervisor.examine(entry)
@@ -158,7 +160,7 @@ class Agent:
         entry = AttemptEntry(folder, request, first_status(request, str(self.run.attach(folder.key))))
         entry.recall()
         self.entries[folder.key] = entry
-        self.epochs.see(folder.key, max(request.spec.epoch, request.spec.gpu_epoch))
+        self.epochs.see(folder.key, max(request.spec.epoch, request.spec.gpu_epoch, request.spec.gpu_returned))
 
     async def close(self) -> None:
         """Stop; programs and their shepherds continue to run."""
@@ -181,7 +183,7 @@ class Agent:
     async def ended(self, entry: AttemptEntry) -> None:
         """Release the preparations for a program without processes."""
         try:
-            await self.sharing.release(entry.request.mode, self._program(entry))
+            await self.sharing.release(entry.request.mode, self.program(entry))
         except Exception as error:  # noqa: BLE001 - a failing mode must not delay the end
             log_event("share not released", key=entry.key, mode=entry.request.mode, error=repr(error))
         await self.backends.runner.clean(entry.folder.path)
@@ -264,7 +266,7 @@ class Agent:
         self.entries[spec.key] = entry
         self.epochs.see(spec.key, spec.epoch)
         try:
-            prepared = await self.sharing.prepare(self._program(entry))
+            prepared = await self.sharing.prepare(self.program(entry))
         except GpupoolError:
             del self.entries[spec.key]
             raise
@@ -311,7 +313,7 @@ class Agent:
         """Give GPUs to a lazy program under the epoch of their lease, so that its first use of CUDA continues.
 
         Repetitions change nothing. Ignores a program that has ended. Raises NOT_FOUND, WRONG_STATE, INTERNAL, and
-        STALE_WRITE for an older epoch than one seen.
+        STALE_WRITE for an older epoch than one seen, and for that of GPUs which it has returned.
         """
         entry = self._known(key)
         if entry.exited:
@@ -321,19 +323,9 @@ class Agent:
         try:
             # The record is first: the next agent completes the pages of a lease whose record names GPUs.
             await asyncio.to_thread(entry.request.write, entry.folder)
-            self.sharing.attach(entry.request.mode, self._program(entry))
+            self.sharing.attach(entry.request.mode, self.program(entry))
         except OSError as error:
             raise self._not_written(error) from error
-
-    def report_lazy(self) -> None:
-        """Report the lazy programs that have begun to use CUDA."""
-        for entry in self.entries.values():
-            if not entry.request.spec.lazy or entry.exited or entry.status.gpu_wanted_at is not None:
-                continue
-            wanted_at = self.sharing.wanted_at(entry.request.mode, self._program(entry))
-            if wanted_at is not None:
-                entry.status = replace(entry.status, gpu_wanted_at=wanted_at)
-                self.changed(entry.status)
 
     def stop(self, key: str, grace_s: float, notice: Notice | None = None) -> None:
         """Stop the whole tree: TERM, then KILL after the grace period. Returns at once; ignores unknown keys.
@@ -415,9 +407,10 @@ class Agent:
     def started_programs(self) -> tuple[NodeProgram, ...]:
         """Return the programs that have started and not ended."""
         live = [entry for entry in self.entries.values() if entry.status.started_at is not None and not entry.exited]
-        return tuple(self._program(entry) for entry in live)
+        return tuple(self.program(entry) for entry in live)
 
-    def _program(self, entry: AttemptEntry) -> NodeProgram:
+    def program(self, entry: AttemptEntry) -> NodeProgram:
+        """Return a program as sharing modes see it."""
         request = entry.request
         inside = self.backends.runner.traits(request.spec).path_inside
         return NodeProgram(request.spec, request.added_env, entry.folder.path, inside)

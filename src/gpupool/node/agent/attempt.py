@@ -221,14 +221,20 @@ class AttemptEntry:
         spec = self.request.spec
         if not spec.lazy:
             raise GpupoolError(ErrorCode.WRONG_STATE, f"{self.key} was not started without GPUs.", "Start it again.")
-        if epoch < spec.gpu_epoch:
+        newest = max(spec.gpu_epoch, spec.gpu_returned)
+        if epoch < newest or epoch == spec.gpu_returned:
             raise GpupoolError(
                 ErrorCode.STALE_WRITE,
-                f"{self.key} has GPUs of epoch {spec.gpu_epoch}; epoch {epoch} is stale.",
+                f"{self.key} has or had GPUs of epoch {newest}; epoch {epoch} is stale.",
                 "Nothing to do: a newer decision applies.",
             )
         self.request = replace(self.request, spec=replace(spec, gpus=shares, gpu_epoch=epoch))
         self.status = replace(self.status, gpu_epoch=epoch)
+
+    def return_gpus(self) -> None:
+        """Record in its request that a lazy program has no GPUs any more; the status changes when that is written."""
+        spec = self.request.spec
+        self.request = replace(self.request, spec=replace(spec, gpus=(), gpu_epoch=0, gpu_returned=spec.gpu_epoch))
 
     def note(self, sentence: str) -> bool:
         """Add a note; return False if it was added before or there are too many."""
@@ -290,6 +296,7 @@ def first_status(request: StartRequest, attach_path: str) -> ProcessStatus:
         mode=request.mode,
         guarantee=request.guarantee,
         gpu_epoch=spec.gpu_epoch,
+        gpu_returned=spec.gpu_returned,
     )
 
 

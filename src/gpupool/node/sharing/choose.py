@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoints, entry_points
 
@@ -116,6 +116,16 @@ class SharingModes:
         """Return when a lazy program first used CUDA; None: not yet."""
         found = self.mode(mode)
         return found.wanted_at(program) if isinstance(found, Attaching) else None
+
+    def in_use(self, mode: str, program: NodeProgram) -> bool:
+        """Return whether a process of a lazy program's lease uses CUDA."""
+        found = self.mode(mode)
+        return not isinstance(found, Attaching) or found.in_use(program)
+
+    def detach(self, mode: str, program: NodeProgram, pids: Callable[[], frozenset[int]]) -> bool:
+        """Take the GPUs from a lazy program; False if a process can still use them. Raises OSError."""
+        found = self.mode(mode)
+        return isinstance(found, Attaching) and found.detach(program, pids)
 
     async def release(self, mode: str, program: NodeProgram) -> None:
         """Clean up after the last process of the program."""

@@ -170,11 +170,11 @@ class Adoption:
             record = read_record(self._engine.ports.store.records, spec, node)
         except GpupoolError as error:
             raise _LeftAlone(error.message) from error
-        holder = await self._engine.ports.store.lease_holder(record.lease.epoch)
-        if holder is not None and holder != (record.lease.workload, record.lease.index, record.lease.attempt):
-            raise _LeftAlone(f"its epoch {record.lease.epoch} now belongs to {holder[0]}")
-        summed_until = await self._engine.ports.store.usage_books.summed_until()
-        record = replace(record, lease=replace(record.lease, granted_at=max(record.lease.granted_at, summed_until)))
+        for lease in filter(None, (record.lease, record.gpu_lease)):
+            holder = await self._engine.ports.store.lease_holder(lease.epoch)
+            if holder is not None and holder != (lease.workload, lease.index, lease.attempt):
+                raise _LeftAlone(f"its epoch {lease.epoch} now belongs to {holder[0]}")
+        record = record.granted_after(await self._engine.ports.store.usage_books.summed_until())
         request = record.workload.request_id
         if request is not None and await self._engine.ports.store.by_request_id(request) is not None:
             record = replace(record, workload=replace(record.workload, request_id=None))
@@ -239,6 +239,12 @@ class _Writer:
         else:
             self._write_lease(record.lease, record.workload)
         self._write_replica(record.workload, record.index, record.attempt, record.lease, record.replica)
+        row = self._draft.replica(record.workload.id, record.index)
+        if record.gpu_lease is not None and row is not None:
+            self._check_room(record.gpu_lease)
+            self._draft.put_lease(replace(record.gpu_lease, project=record.lease.project))
+            wanted_at = record.gpu_lease.granted_at
+            self._draft.put_replica(replace(row, gpu_lease=record.gpu_lease.epoch, gpu_wanted_at=wanted_at))
 
     def _write_host(self, host: Workload, lease: GpuLease) -> None:
         """Write the lease that an EXEC runs on if it is missing; a bare lease has no program with a record."""
@@ -254,6 +260,13 @@ class _Writer:
             self._draft.put_replica(replace(row, state=ReplicaState.RUNNING, started_at=lease.granted_at))
 
     def _write_lease(self, lease: GpuLease, holder: Workload) -> None:
+        self._check_room(lease)
+        for old in self._adoption.leases_of(lease):
+            self._draft.put_lease(replace(old, released_at=max(old.granted_at, lease.granted_at)))
+        self._draft.put_lease(replace(lease, project=self._adoption.project_for(holder)))
+
+    def _check_room(self, lease: GpuLease) -> None:
+        """Raise ``_LeftAlone`` if the database gives GPUs of the lease to others, or the node does not have them."""
         there = {gpu.uuid for gpu in self._report.gpus}
         for share in lease.shares:
             if share.gpu_uuid not in there:
@@ -263,9 +276,6 @@ class _Writer:
             if given + share.permille > WHOLE_GPU:
                 names = ", ".join(sorted({self._name_of(each.workload) for each in others}))
                 raise _LeftAlone(f"its slice of GPU {share.gpu_index} now belongs to {names}")
-        for old in self._adoption.leases_of(lease):
-            self._draft.put_lease(replace(old, released_at=max(old.granted_at, lease.granted_at)))
-        self._draft.put_lease(replace(lease, project=self._adoption.project_for(holder)))
 
     def _name_of(self, workload: WorkloadId) -> str:
         found = self._draft.workload(workload)
@@ -299,8 +309,8 @@ class _Writer:
                 not_before=0.0,
                 finished_at=None,
                 last_active_at=draft.now,
-                gpu_lease=lease.epoch if workload.limits.lazy and lease.shares else None,
-                gpu_wanted_at=lease.granted_at if workload.limits.lazy and lease.shares else None,
+                gpu_lease=None,
+                gpu_wanted_at=None,
             )
         )
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lease.granted_at))

@@ -12,7 +12,7 @@ import structlog
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import split_attempt_key
-from gpupool.domain.work.lifecycle import add_notes, mark_started, want_gpus
+from gpupool.domain.work.lifecycle import add_notes, mark_started, return_gpus, want_gpus
 from gpupool.domain.work.program.supervision import ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState
 from gpupool.services.control.adoption import Adoption
@@ -176,6 +176,8 @@ class Observer:
             replica = draft.take(mark_started(replica, status, draft.now))
         replica = draft.take(add_notes(replica, status, draft.now))
         replica = transitions.note_progress(draft, workload, replica, status)
+        if status.gpu_returned:
+            replica = draft.take(return_gpus(replica, status.gpu_returned, draft.now))
         if status.gpu_wanted_at is not None:
             draft.take(want_gpus(workload, replica, min(status.gpu_wanted_at, draft.now)))
         return True

@@ -173,7 +173,7 @@ class Reconciler:
             return False
         if row is None or not row.state.placed:
             return True
-        if status.gpu_epoch and row.gpu_lease is None:  # the database is older than the grant of its GPUs
+        if status.gpu_epoch not in {0, row.gpu_lease}:  # the database is older than the grant of its GPUs
             return True
         return (row.node, row.attempt, row.lease or 0) != (node, attempt, status.epoch)
 

@@ -5,14 +5,14 @@ The record is sent in ``ProcessSpec.record`` and stored in the program's folder 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId, split_attempt_key
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.work.program.supervision import ProcessSpec
-from gpupool.domain.work.workload import GpuLease, Replica, Workload, WorkloadKind
+from gpupool.domain.work.workload import LAZY_GPUS, GpuLease, Replica, Workload, WorkloadKind
 from gpupool.services.ports.store import WorkloadRecords
 
 _POOL, _WORKLOAD, _HOST, _LEASE, _REPLICA = "pool_id", "workload", "host", "lease", "replica"
@@ -22,9 +22,10 @@ _KEPT_OF_REPLICA = ("failures", "interruptions", "queued_at")
 
 @dataclass(frozen=True, slots=True)
 class AdoptionRecord:
-    """A parsed record: the workload, the state of its replica, and the lease of its GPUs.
+    """A parsed record: the workload, the state of its replica, and its lease.
 
-    ``host`` is the workload that holds the lease if the program is an EXEC, else None.
+    ``host`` is the workload that holds the lease if the program is an EXEC, else None. ``gpu_lease`` is that of the
+    GPUs that a lazy program has got; its ``lease`` has none then.
     """
 
     workload: Workload
@@ -33,6 +34,12 @@ class AdoptionRecord:
     replica: dict[str, Any]
     host: Workload | None
     lease: GpuLease
+    gpu_lease: GpuLease | None = None
+
+    def granted_after(self, at: float) -> AdoptionRecord:
+        """Return the record with no lease that was granted before a time."""
+        lease, gpus = replace(self.lease, granted_at=max(self.lease.granted_at, at)), self.gpu_lease
+        return replace(self, lease=lease, gpu_lease=gpus and replace(gpus, granted_at=lease.granted_at))
 
 
 def write_record(
@@ -78,7 +85,10 @@ def read_record(records: WorkloadRecords, spec: ProcessSpec, node: str) -> Adopt
         state = {name: record.get(_REPLICA, {})[name] for name in _KEPT_OF_REPLICA}
     except (KeyError, TypeError, ValueError) as error:
         raise _insufficient(f"its record is not complete ({error!r})") from error
-    return AdoptionRecord(workload, index, attempt, state, host, lease)
+    if not spec.gpu_epoch:
+        return AdoptionRecord(workload, index, attempt, state, host, lease)
+    gpus = replace(lease, epoch=Epoch(spec.gpu_epoch), index=LAZY_GPUS)
+    return AdoptionRecord(workload, index, attempt, state, host, replace(lease, shares=()), gpus)
 
 
 def _lease(kept: dict[str, Any], holder: Workload, spec: ProcessSpec, node: str) -> GpuLease:

@@ -121,6 +121,7 @@ class RequestOptions(TypedDict, total=False):
     notice_signal: str
     on_preempt: str
     lazy: bool
+    return_after: Quantity
     checkpoint: Quantity
     begin: Quantity
     lifetime: Quantity
@@ -203,6 +204,8 @@ class WorkloadRequest(Strict):
     """On preemption: signal (notice, signal and grace period) or kill (at once: it has nothing to save)."""
     lazy: bool = False
     """Hold no GPU until the program first uses CUDA; it then waits for its GPUs on its node. Experimental."""
+    return_after: quantities.Duration = None
+    """Lazy: return the GPUs when no process has used CUDA for this time; default: 5 minutes."""
     begin: quantities.Duration = None
     """Do not start before this time after the submission."""
     checkpoint: quantities.DurationOrNone = None
@@ -392,6 +395,7 @@ def _check_preemption(request: WorkloadRequest) -> None:
 
 def _check_lazy(request: WorkloadRequest) -> None:
     if not request.lazy:
+        _refuse_if(request.return_after is not None, "is for lazy programs.", ("return_after",), "Add lazy: true.")
         return
     one = request.kind in {WorkloadKind.RUN, WorkloadKind.INTERACTIVE, WorkloadKind.TRAINING}
     many = request.sweep is not None or (request.completions or 1) > 1 or (request.parallelism or 1) > 1

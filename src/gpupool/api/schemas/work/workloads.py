@@ -290,6 +290,7 @@ class LimitsView(View):
     begin_s: float | None = None
     on_preempt: OnPreempt = OnPreempt.SIGNAL
     lazy: bool = False
+    return_after_s: float | None = None
 
 
 class DependencyView(View):

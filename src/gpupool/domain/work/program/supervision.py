@@ -28,6 +28,7 @@ __all__ = [
 
 
 FENCE_GRACE_S = 30.0  # the longest grace period of a fenced program
+DEFAULT_RETURN_AFTER_S = 300.0  # without a process that uses CUDA, until a lazy program returns its GPUs
 
 
 class Stdio(StrEnum):
@@ -105,7 +106,8 @@ class ProcessSpec:
     control plane needs to rebuild the workload if its database has lost it; the node only stores it
     (``services.lifecycle.adoption_records``). ``workspace``: it runs in the home of the workspace with this id (empty:
     none); ``cwd`` may then be relative to the home. ``lazy``: it starts without GPUs, and its first use of CUDA waits
-    until ``gpus`` are attached, under the epoch ``gpu_epoch``.
+    until ``gpus`` are attached, under the epoch ``gpu_epoch``. It returns them when no process has used CUDA for
+    ``return_after_s`` (None: ``DEFAULT_RETURN_AFTER_S``); ``gpu_returned`` is the epoch of those returned last.
     """
 
     key: str
@@ -140,6 +142,13 @@ class ProcessSpec:
     workspace: str = ""
     lazy: bool = False
     gpu_epoch: int = 0
+    return_after_s: float | None = None
+    gpu_returned: int = 0
+
+    @property
+    def lease_number(self) -> int:
+        """Return the number that it shares with the other programs on its lease."""
+        return self.lease or self.epoch
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -189,7 +198,7 @@ class ProcessStatus:
     ``mode`` is the sharing mode in force and ``guarantee`` a sentence that says what it guarantees; both are empty if
     the agent does not report them. ``saved_at``, ``step`` and ``metrics`` are the program's ``Progress``.
     ``gpu_wanted_at``: when a lazy program first used CUDA (None: not yet). ``gpu_epoch``: the epoch under which it got
-    its GPUs (0: it has none).
+    its GPUs (0: it has none), ``gpu_returned`` that of those which it has returned (0: none).
     """
 
     key: str
@@ -208,6 +217,7 @@ class ProcessStatus:
     metrics: tuple[tuple[str, float], ...] = ()
     gpu_wanted_at: float | None = None
     gpu_epoch: int = 0
+    gpu_returned: int = 0
 
     def moved_by(self, seconds: float) -> ProcessStatus:
         """Return the status with all its times moved, from the clock of the node to that of the pool."""

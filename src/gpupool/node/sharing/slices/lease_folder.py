@@ -12,16 +12,18 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.node.host.mapped_file import MappedFile
 from gpupool.node.sharing.slices import pages
 
 CONTROL = "control"
 STATUS = "status"
 WAITING = "waiting"  # in the folder of a lazy lease: the share library writes to it and waits for the control page
 _NEW = ".new-"
+_WITHDRAWN = ".withdrawn"  # the control page while the agent takes it away
 _SECRET_BYTES = 9
 
 
@@ -68,6 +70,8 @@ class LeaseFolder:
     def complete(self, control: bytes, gpu_count: int, uid: int | None) -> LeaseFolder:
         """Write the pages of a lazy lease, the control page last; repetitions change nothing. Raises OSError."""
         whole = LeaseFolder(self.lease, self.path, gpu_count)
+        with contextlib.suppress(FileNotFoundError):  # an agent was killed while it took the pages away
+            (self.path / _WITHDRAWN).rename(self.path / CONTROL)
         if whole.sound():
             return whole
         others = stat.S_IMODE((self.path / WAITING).stat().st_mode) & 0o066
@@ -80,6 +84,30 @@ class LeaseFolder:
             _write(new, data, mode, owner)
             new.rename(self.path / name)
         return whole
+
+    def withdraw(self, pids: Callable[[], frozenset[int]]) -> bool:
+        """Remove the pages of a lazy lease unless one of its processes has them; then nothing changes. Raises OSError.
+
+        First no other process can open them any more. A process that has opened them before has the file open, or has
+        it mapped. ``pids`` is called until it returns no new process: a child has the mappings of its parent.
+        """
+        hidden = self.path / _WITHDRAWN
+        (self.path / CONTROL).rename(hidden)
+        checked: frozenset[int] = frozenset()
+        try:
+            with MappedFile(hidden) as file:
+                while new := pids() - checked:
+                    if any(file.is_used_by(pid) for pid in new):
+                        hidden.rename(self.path / CONTROL)
+                        return False
+                    checked |= new
+            os.truncate(self.path / WAITING, 0)
+        except OSError:
+            hidden.rename(self.path / CONTROL)
+            raise
+        (self.path / STATUS).unlink()
+        hidden.unlink()
+        return True
 
     def wanted_at(self) -> float | None:
         """Return when a program first waited for the pages of a lazy lease; None: not yet."""

@@ -11,7 +11,7 @@ library is detected by ``watch``, warned and ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -102,7 +102,7 @@ class ShareSharing:
 
     async def adopt(self, running: Sequence[NodeProgram]) -> None:
         """Take over leases with programs, send them to a new arbiter, delete the folders of others."""
-        for program in running:
+        for program in sorted(running, key=lambda each: not each.spec.gpu_epoch):
             self._adopt(program)
         for path in stale_folders(self._parent, frozenset(lease.folder.path for lease in self._leases.values())):
             LeaseFolder(0, path, 0).remove()
@@ -111,7 +111,7 @@ class ShareSharing:
                 self._begin(lease)
 
     def _adopt(self, program: NodeProgram) -> None:
-        number, path = _lease_of(program.spec), Path(program.env.get(LEASE_DIR, ""))
+        number, path = program.spec.lease_number, Path(program.env.get(LEASE_DIR, ""))
         lease = self._leases.get(number)
         if program.spec.lazy:
             self._adopt_lazy(number, path, program)
@@ -132,15 +132,21 @@ class ShareSharing:
             return
         lease = self._leases.setdefault(number, _Lease(folder, ()))
         lease.programs[program.spec.key] = program
-        if program.spec.gpus and not lease.gpus:
-            try:
-                self._complete(lease, program)
-            except (OSError, GpupoolError) as error:
-                log_event("pages of a lease not written", lease=number, error=repr(error))
+        if lease.gpus or not program.spec.gpus:
+            return
+        if not program.spec.gpu_epoch:  # another program on the lease, whose record may name GPUs returned since
+            whole = LeaseFolder(number, path, len(program.spec.gpus))
+            if whole.sound():
+                lease.folder, lease.gpus = whole, program.spec.gpus
+            return
+        try:
+            self._complete(lease, program)
+        except (OSError, GpupoolError) as error:
+            log_event("pages of a lease not written", lease=number, error=repr(error))
 
     def attach(self, program: NodeProgram) -> None:
         """Write the pages of a lazy lease and inform the arbiter; its programs then find the pages."""
-        lease = self._leases.get(_lease_of(program.spec))
+        lease = self._leases.get(program.spec.lease_number)
         if lease is None:
             raise GpupoolError(
                 ErrorCode.WRONG_STATE, f"{program.spec.key} has no lease on this node.", "Start it again."
@@ -157,13 +163,29 @@ class ShareSharing:
 
     def wanted_at(self, program: NodeProgram) -> float | None:
         """Return when a program first waited for the pages of its lazy lease."""
-        lease = self._leases.get(_lease_of(program.spec))
+        lease = self._leases.get(program.spec.lease_number)
         return None if lease is None else lease.folder.wanted_at()
+
+    def in_use(self, program: NodeProgram) -> bool:
+        """Return whether a process has a slot of the lease."""
+        lease = self._leases.get(program.spec.lease_number)
+        return lease is None or any(lease.folder.read_slots(gpu) for gpu in range(len(lease.gpus)))
+
+    def detach(self, program: NodeProgram, pids: Callable[[], frozenset[int]]) -> bool:
+        """Remove the pages of a lazy lease unless a process has them, and inform the arbiter."""
+        lease = self._leases.get(program.spec.lease_number)
+        if lease is None or not lease.folder.withdraw(pids):
+            return False
+        self._arbiter.remove(lease.folder.path)
+        lease.folder, lease.gpus = LeaseFolder(lease.folder.lease, lease.folder.path, 0), ()
+        lease.counts.clear()
+        lease.grants.clear()
+        return True
 
     async def prepare(self, program: NodeProgram) -> PreparedShare:
         """Create a folder for a new lease, or add the program to an existing lease."""
         spec, caps = program.spec, self._caps()
-        number = _lease_of(spec)
+        number = spec.lease_number
         lease = self._leases.get(number)
         try:
             if lease is None:
@@ -223,7 +245,7 @@ class ShareSharing:
 
     async def release(self, program: NodeProgram) -> None:
         """Delete the folder with the last program on the lease."""
-        number = _lease_of(program.spec)
+        number = program.spec.lease_number
         lease = self._leases.get(number)
         if lease is None or lease.programs.pop(program.spec.key, None) is None or lease.programs:
             return
@@ -313,10 +335,6 @@ class ShareSharing:
     def _by_path(self, message: Message) -> _Lease | None:
         path = str(message.get("lease", ""))
         return next((lease for lease in self._leases.values() if str(lease.folder.path) == path), None)
-
-
-def _lease_of(spec: ProcessSpec) -> int:
-    return spec.lease or spec.epoch
 
 
 def _environment(spec: ProcessSpec, caps: ShareCapabilities, folder: LeaseFolder) -> dict[str, str]:
