@@ -220,6 +220,8 @@ def _limits_text(limits: Json) -> str:
     if limits["memory_mib"] is not None:
         parts.append(f"memory {format_mib(limits['memory_mib'])}")
     parts += ["killed on preemption"] if limits.get("on_preempt") == "kill" else []
+    if limits.get("return_after_s") is not None:
+        parts.append(f"returns unused GPUs after {format_duration(limits['return_after_s'])}")
     return ", ".join([*parts, f"log {format_mib(limits['log_limit_mib'])}"])
 
 

@@ -41,6 +41,8 @@ def limits_text(limits: Limits) -> str:
     if limits.memory_mib is not None:
         parts.append(f"memory {format_mib(limits.memory_mib)}")
     parts += ["killed on preemption"] if limits.on_preempt is OnPreempt.KILL else []
+    if limits.return_after_s is not None:
+        parts.append(f"returns unused GPUs after {format_duration(limits.return_after_s)}")
     return ", ".join(parts)
 
 
