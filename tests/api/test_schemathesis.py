@@ -85,6 +85,7 @@ def _is_long(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value <= 60
 
 
+@pytest.mark.timeout(400)  # it only bounds a failing test: the largest bodies take a minute on a busy machine
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
 def test_no_request_breaks_the_api(operation: Any, quiet_pool: LivePool, token: str) -> None:
     """Make the operation's cases here: ``schema.parametrize()`` makes all of them whenever tests are collected."""
