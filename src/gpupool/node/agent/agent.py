@@ -318,14 +318,15 @@ class Agent:
         entry = self._known(key)
         if entry.exited:
             return
-        entry.give_gpus(epoch, shares)
-        self.epochs.see(key, epoch)
-        try:
-            # The record is first: the next agent completes the pages of a lease whose record names GPUs.
-            await asyncio.to_thread(entry.request.write, entry.folder)
-            self.sharing.attach(entry.request.mode, self.program(entry))
-        except OSError as error:
-            raise self._not_written(error) from error
+        async with self.lazy_gpus.changing:
+            entry.give_gpus(epoch, shares)
+            self.epochs.see(key, epoch)
+            try:
+                # The record is first: the next agent completes the pages of a lease whose record names GPUs.
+                await asyncio.to_thread(entry.request.write, entry.folder)
+                self.sharing.attach(entry.request.mode, self.program(entry))
+            except OSError as error:
+                raise self._not_written(error) from error
 
     def stop(self, key: str, grace_s: float, notice: Notice | None = None) -> None:
         """Stop the whole tree: TERM, then KILL after the grace period. Returns at once; ignores unknown keys.

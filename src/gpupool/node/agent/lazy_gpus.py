@@ -34,14 +34,18 @@ class Programs(Protocol):
         """Report a status."""
 
 
+MIN_RETURN_AFTER_S = 1.0  # a program that waits for its GPUs needs up to a quarter of it to notice that it has them
+
+
 class LazyGpus:
-    """Looks at lazy programs."""
+    """Looks at lazy programs. ``changing`` is held while GPUs are given to a program or taken from it."""
 
     def __init__(self, programs: Programs, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
         self._programs = programs
         self._runner = runner
         self._clock = clock
         self._unused_since: dict[str, float] = {}
+        self.changing = asyncio.Lock()
 
     async def look(self) -> None:
         """Report the programs that have begun to use CUDA, and return the GPUs of those that use it no more."""
@@ -50,11 +54,11 @@ class LazyGpus:
             if not spec.lazy or entry.exited:
                 self._unused_since.pop(entry.key, None)
             elif spec.gpu_returned > entry.status.gpu_returned:
-                await self._finish_return(entry)
+                await self._return(entry)
             elif entry.status.gpu_wanted_at is None:
                 self._report(entry)
-            elif spec.gpu_epoch and self._unused(entry) and self._take_pages(entry):
-                await self._finish_return(entry)
+            elif spec.gpu_epoch and self._unused(entry):
+                await self._return(entry)
 
     def _report(self, entry: AttemptEntry) -> None:
         wanted_at = self._programs.sharing.wanted_at(entry.request.mode, self._programs.program(entry))
@@ -67,14 +71,19 @@ class LazyGpus:
         if self._programs.sharing.in_use(entry.request.mode, self._programs.program(entry)):
             self._unused_since.pop(entry.key, None)
             return False
-        after_s = entry.request.spec.return_after_s or DEFAULT_RETURN_AFTER_S
+        after_s = max(MIN_RETURN_AFTER_S, entry.request.spec.return_after_s or DEFAULT_RETURN_AFTER_S)
         return self._clock() - self._unused_since.setdefault(entry.key, self._clock()) >= after_s
 
-    def _take_pages(self, entry: AttemptEntry) -> bool:
-        """Remove the pages and the GPUs in memory; False if a process still has the pages mapped.
+    async def _return(self, entry: AttemptEntry) -> None:
+        """Take the GPUs from a program, or report that again which could not be written before."""
+        async with self.changing:
+            spec = entry.request.spec
+            taken = spec.gpu_returned > entry.status.gpu_returned
+            if taken or (spec.gpu_epoch and not entry.exited and self._take_pages(entry)):
+                await self._write_return(entry)
 
-        Without a pause between the two: a repeated grant of the same GPUs must not write the pages again.
-        """
+    def _take_pages(self, entry: AttemptEntry) -> bool:
+        """Remove the pages and the GPUs in memory; False if a process still has the pages mapped."""
         self._unused_since.pop(entry.key, None)
         program = self._programs.program(entry)
         try:
@@ -86,7 +95,7 @@ class LazyGpus:
         entry.return_gpus()
         return True
 
-    async def _finish_return(self, entry: AttemptEntry) -> None:
+    async def _write_return(self, entry: AttemptEntry) -> None:
         """Write the record and report the return; after an error the next look repeats it."""
         try:
             await asyncio.to_thread(entry.request.write, entry.folder)
