@@ -50,6 +50,7 @@ class Checks:
         self._workloads = self._read_workloads()
         self.runs = list(self._read_runs())
         self._events = self._read_events()
+        ((self.gpus_returned,),) = rows(pool, "SELECT count(*) FROM events WHERE reason = 'GPUS_RETURNED'")
 
     def all(self) -> dict[str, list[str]]:
         """Return the violations by kind."""
@@ -164,7 +165,8 @@ class Checks:
 
     def crowded(self) -> Iterator[str]:
         """Check that no sweep exceeded its parallelism."""
-        found = rows(self._pool, "SELECT workload, granted_at, released_at FROM leases WHERE released_at IS NOT NULL")
+        placed = "SELECT workload, granted_at, released_at FROM leases WHERE released_at IS NOT NULL"
+        found = rows(self._pool, f"{placed} AND replica_index >= 0")  # -1: the GPUs of a lazy program
         steps: dict[str, list[tuple[float, int]]] = defaultdict(list)
         for workload, granted, released in found:
             steps[workload] += [(granted, 1), (released, -1)]

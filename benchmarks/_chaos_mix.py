@@ -1,10 +1,11 @@
-"""The workloads of the chaos test: jobs, sweeps, leases and attached clients, with the expected end of each."""
+"""The workloads of the chaos test: jobs, lazy jobs, sweeps, leases and attached clients, with the expected ends."""
 
 from __future__ import annotations
 
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class Planned:
     """One workload of the mix: the end of its program without interference, and the output of its client."""
 
     name: str
-    kind: str  # batch, sweep, lease, run, client
+    kind: str  # batch, lazy, sweep, lease, run, client
     status: int = 0
     completions: int = 1
     parallelism: int = 1
@@ -104,9 +105,11 @@ class Mix:
             time.sleep(self._random.uniform(0.02, 0.15))
 
     def _add_one(self, api: Api) -> None:
-        choice = self._random.choices(("batch", "sweep", "lease", "run"), (45, 10, 10, 35))[0]
+        choice = self._random.choices(("batch", "lazy", "sweep", "lease", "run"), (40, 10, 10, 10, 30))[0]
         if choice == "batch":
             self._batch(api)
+        elif choice == "lazy":
+            self._lazy(api)
         elif choice == "sweep":
             self._sweep(api)
         else:
@@ -129,10 +132,10 @@ class Mix:
         self.planned[planned.name] = planned
         return planned
 
-    def _command(self, chance: random.Random, status: int) -> list[str]:
+    def _command(self, chance: random.Random, status: int, uses: int = 0) -> list[str]:
         seconds = f"{chance.expovariate(1.0):.2f}" if chance.random() < 0.8 else "0"
         orphan = str(int(chance.random() < 0.2))
-        return ["/bin/sh", str(JOB), str(self.marks), seconds, str(status), orphan, str(self._burners)]
+        return ["/bin/sh", str(JOB), str(self.marks), seconds, str(status), orphan, str(self._burners), str(uses)]
 
     def _batch(self, api: Api) -> None:
         fails = self._random.random() < 0.15
@@ -141,15 +144,23 @@ class Mix:
         body = self._body(planned, self._random) | {"gpus": self._random.choice(GPUS)}
         submit(api, body if restarts else body | {"restart": "never"})
 
+    def _lazy(self, api: Api) -> None:
+        """Submit a job that uses CUDA up to three times, and returns its GPUs between two uses."""
+        planned = self._plan("lazy")
+        body = self._body(planned, self._random, uses=self._random.randint(0, 3))
+        body |= {"gpus": self._random.choice(GPUS[:5]), "kind": "training", "lazy": True, "return_after": "1s"}
+        submit(api, body)
+
     def _sweep(self, api: Api) -> None:
         planned = self._plan("sweep", completions=self._random.randint(3, 7), parallelism=self._random.randint(1, 3))
         rows = [{"number": i} for i in range(planned.completions)]
         body = self._body(planned, self._random) | {"sweep": {"list": rows}, "parallelism": planned.parallelism}
         submit(api, body | {"gpus": {"fraction": 0.2}})
 
-    def _body(self, planned: Planned, chance: random.Random) -> dict[str, Any]:
-        command = self._command(chance, planned.status)
+    def _body(self, planned: Planned, chance: random.Random, uses: int = 0) -> dict[str, Any]:
+        command = self._command(chance, planned.status, uses)
         env = {"PATH": os.defpath, "CHAOS_POOL": str(self.pool.folder), "CHAOS_NAME": planned.name}
+        env["CHAOS_PYTHON"] = sys.executable
         return {"name": planned.name, "command": command, "workdir": "/", "env": env, "request_id": unique(chance)}
 
     # -- parallel to the feeding: clients that wait -------------------------------------------------------------------

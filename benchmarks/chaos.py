@@ -125,6 +125,7 @@ def report(mix: Mix, killer: Killer, checks: Checks) -> dict[str, Any]:
         "workloads": kinds,
         "replicas": len(checks.runs),
         "attempts": sum(run.attempt for run in checks.runs),
+        "gpus_returned": checks.gpus_returned,
         "clients_left_behind": sum(planned.left_behind for planned in mix.planned.values()),
         "seconds_from_a_supervisors_death_to_a_pool_that_answers_p50": round(percentile(outages, 50), 2)
         if outages
@@ -142,6 +143,7 @@ def show(result: dict[str, Any]) -> None:
     )
     print()
     ran = [*result["workloads"].items(), ("replicas", result["replicas"]), ("attempts", result["attempts"])]
+    ran.append(("returns of GPUs by lazy jobs", result["gpus_returned"]))
     print(table(("mix", "number"), ran))
     print()
     print(table(("violation", "found", "goal"), [(name, n, 0) for name, n in result["violations"].items()]))
