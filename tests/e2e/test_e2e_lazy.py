@@ -105,14 +105,16 @@ def test_run_says_that_it_waits(own_pool: RealPool) -> None:
     assert pool.all_free()
 
 
+# For each name a process that uses CUDA, from when the file of the name exists until it is gone.
 SHELL = """
 import os, subprocess, sys, time
-ask = "from cuda.bindings import driver as d; assert d.cuInit(0)[0] == 0; print('devices', d.cuDeviceGetCount()[1])"
+use = "import os, sys, time; from cuda.bindings import driver as d; assert d.cuInit(0)[0] == 0; "
+use += "print('devices', d.cuDeviceGetCount()[1], flush=True); "
+use += "[time.sleep(0.05) for _ in iter(lambda: os.path.exists(sys.argv[1]), False)]"
 for name in sys.argv[1:]:
-    print("at", name, flush=True)
     while not os.path.exists(name):
         time.sleep(0.05)
-    subprocess.run([sys.executable, "-c", ask + "; import time; time.sleep(2)"], check=True)
+    subprocess.run([sys.executable, "-c", use, name], check=True)
 time.sleep(600)
 """
 
@@ -124,9 +126,11 @@ def test_session_returns_its_gpus_between_its_uses_of_cuda(own_pool: RealPool) -
     pool("submit", "--name", "session", *words, "--", sys.executable, "-c", SHELL, "one", "two")
     assert pool.becomes("session", "running")
     (pool.work / "one").touch()
-    assert eventually(lambda: pool.free_permille() == [500], pause_s=0.2)
+    assert eventually(lambda: "devices 1" in pool.text("logs", "session"), pause_s=0.2)
+    assert pool.free_permille() == [500]
     for child in ("agent", "control-plane"):
         pool.kill_child(child)
+    (pool.work / "one").unlink()
     assert eventually(lambda: pool.free_permille() == [1000], pause_s=0.2)
     assert "GPUS_RETURNED" in [event["reason"] for event in pool.json("events", "session")["events"]]
     assert "holds no GPU until it uses CUDA" in pool.text("ps")
@@ -142,6 +146,7 @@ def test_session_returns_its_gpus_between_its_uses_of_cuda(own_pool: RealPool) -
     assert pool.json("describe", "session")["replicas"][0]["pid"] == pid
     for child in ("agent", "control-plane"):
         pool.kill_child(child)
+    (pool.work / "two").unlink()
     assert eventually(lambda: pool.free_permille() == [1000], pause_s=0.2)
     pool("stop", "session", "--grace", "0")
     assert pool.all_free()
