@@ -33,6 +33,22 @@ def test_reasons_that_are_not_found_in_time_come_with_the_next_calls(world: Worl
     world.do(story())
 
 
+def test_estimates_are_made_for_lists_that_show_them(world: World) -> None:
+    async def story() -> None:
+        await world.submit(gpus={"count": 2}, max_time="1h")
+        waiting = (await world.submit(ANN, gpus={"count": 1})).id
+        cache = world.services.workloads.reason_cache
+        assert (await cache.of(ANN, [waiting], estimates=False))[waiting].estimate_s is None
+        await world.settle()
+        assert (await cache.of(ANN, [waiting], estimates=False))[waiting].estimate_s is None
+        await cache.of(ANN, [waiting])
+        assert cache._making is not None
+        await cache._making
+        assert (await cache.of(ANN, [waiting], estimates=False))[waiting].estimate_s is not None
+
+    world.do(story())
+
+
 def test_reason_to_start_soon_is_kept_for_a_second_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         await world.submit(gpus={"count": 2})

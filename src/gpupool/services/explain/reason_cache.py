@@ -56,11 +56,19 @@ class WaitReasonCache:
         self._cost_s = 0.0  # of an estimate
 
     async def of(
-        self, actor: Actor, wanted: Sequence[WorkloadId], budget_s: float = REASON_BUDGET_S
+        self,
+        actor: Actor,
+        wanted: Sequence[WorkloadId],
+        *,
+        estimates: bool = True,
+        budget_s: float = REASON_BUDGET_S,
     ) -> dict[WorkloadId, Explanation]:
-        """Return the known reasons for ``wanted``; unknown ones are computed in order, at least one per call."""
+        """Return the known reasons for ``wanted``; unknown ones are computed in order, at least one per call.
+
+        Without ``estimates`` none are computed; known ones are returned.
+        """
         self._cost_s = self._reasons.worker.cost_s
-        cheap = self._cost_s <= INLINE_COST_S
+        cheap = estimates and self._cost_s <= INLINE_COST_S
         began, asked = self._monotonic(), 0
         found: dict[WorkloadId, Explanation] = {}
         for workload in wanted:
@@ -70,7 +78,7 @@ class WaitReasonCache:
                 kept = await self._ask(actor, workload, foretell=cheap) or kept
             if kept is not None:
                 found[workload] = kept.why
-                if began - kept.foretold_at >= self._lasts_s:
+                if estimates and began - kept.foretold_at >= self._lasts_s:
                     self._wanted.setdefault(workload, began)
         if self._wanted and (self._making is None or self._making.done()):
             self._making = asyncio.create_task(self._make(actor), name="reasons")

@@ -110,7 +110,7 @@ async def list_workloads(  # noqa: PLR0913 - each is a query parameter of the ro
     next_cursor = _next_cursor(page, found) if len(found) == limit else None
     total = await services.workloads.count(caller, wanted) if count else None
     queued = [workload.id for workload in found if workload.state is WorkloadState.QUEUED] if reasons else []
-    why = await services.workloads.reason_cache.of(caller, queued)
+    why = await services.workloads.reason_cache.of(caller, queued, estimates=False)
     if summary:
         summaries = [await workload_view.workload_summary(services, viewer, each, why.get(each.id)) for each in found]
         return answer(WorkloadSummaries(workloads=summaries, next_cursor=next_cursor, total=total))
