@@ -242,7 +242,7 @@ class _Writer:
         row = self._draft.replica(record.workload.id, record.index)
         if record.gpu_lease is not None and row is not None:
             self._check_room(record.gpu_lease)
-            self._draft.put_lease(replace(record.gpu_lease, project=record.lease.project))
+            self._draft.put_lease(replace(record.gpu_lease, project=self._adoption.project_for(record.workload)))
             wanted_at = record.gpu_lease.granted_at
             self._draft.put_replica(replace(row, gpu_lease=record.gpu_lease.epoch, gpu_wanted_at=wanted_at))
 

@@ -102,11 +102,12 @@ class LeaseFolder:
                         return False
                     checked |= new
             os.truncate(self.path / WAITING, 0)
-        except OSError:
+            hidden.unlink()
+        except Exception:
             hidden.rename(self.path / CONTROL)
             raise
-        (self.path / STATUS).unlink()
-        hidden.unlink()
+        with contextlib.suppress(OSError):  # without the control page nothing reads it
+            (self.path / STATUS).unlink()
         return True
 
     def wanted_at(self) -> float | None:
