@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,9 @@ class Programs:
     def program(self, entry: AttemptEntry) -> NodeProgram:
         return NodeProgram(entry.request.spec, {}, entry.folder.path)
 
+    def pids_of(self, _entries: Iterable[AttemptEntry]) -> frozenset[int]:
+        return frozenset()
+
     def changed(self, status: ProcessStatus) -> None:
         self.reports.append(status)
 
@@ -81,7 +84,7 @@ def now() -> list[float]:
 
 @pytest.fixture
 def gpus(programs: Programs, now: list[float]) -> LazyGpus:
-    return LazyGpus(programs, None, lambda: now[0])  # type: ignore[arg-type]
+    return LazyGpus(programs, lambda: now[0])
 
 
 def test_gpus_are_returned_after_the_time_without_use(programs: Programs, gpus: LazyGpus, now: list[float]) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +121,7 @@ class Agent:
         self.homes = Homes(state.path.parent / "workspaces", self.workspaces_in_use, backends.layers, shared=shared)
         host = SharingHost(run.path, backends.inventory, shared, self.note, self.end_reason, store=state.path.parent)
         self.sharing = SharingModes(host, backends.slices)
-        self.lazy_gpus = LazyGpus(self, backends.runner)
+        self.lazy_gpus = LazyGpus(self)
         self.sampler = Sampler(backends.inventory, backends.runner)
         self.port_allocator = PortAllocator(
             lambda: (p for e in self.entries.values() if not e.exited for p in e.request.spec.ports)
@@ -552,7 +552,11 @@ class Agent:
         mine = [
             other for other in list(self.entries.values()) if not other.exited and share_lease(other.request.spec, spec)
         ]
-        trees = self.backends.runner.survey([other.folder.path for other in mine])
+        return self.pids_of(mine)
+
+    def pids_of(self, entries: Iterable[AttemptEntry]) -> frozenset[int]:
+        """Return all processes of some programs."""
+        trees = self.backends.runner.survey([entry.folder.path for entry in entries])
         return frozenset[int]().union(*(tree.pids for tree in trees.values()))
 
     # -- the machine -------------------------------------------------------------------------------------------------
@@ -583,6 +587,5 @@ class Agent:
         return await self._driver.ask(self._fresh_gpus)
 
     def _fresh_gpus(self) -> tuple[Gpu, ...]:
-        trees = self.backends.runner.survey([e.folder.path for e in list(self.entries.values()) if not e.exited])
-        pids = frozenset[int]().union(*(tree.pids for tree in trees.values()))
+        pids = self.pids_of(entry for entry in list(self.entries.values()) if not entry.exited)
         return self.backends.inventory.gpus(pids | self.sharing.helpers())

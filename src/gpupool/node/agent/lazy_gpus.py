@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from gpupool.domain.work.program.supervision import DEFAULT_RETURN_AFTER_S, ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry
 from gpupool.node.host.log import log_event
-from gpupool.node.ports import NodeProgram, Runner
+from gpupool.node.ports import NodeProgram
 from gpupool.node.sharing.choose import SharingModes
 
 
@@ -30,19 +30,21 @@ class Programs(Protocol):
     def program(self, entry: AttemptEntry) -> NodeProgram:
         """Return an entry as sharing modes see it."""
 
+    def pids_of(self, entries: Iterable[AttemptEntry]) -> frozenset[int]:
+        """Return all processes of some programs."""
+
     def changed(self, status: ProcessStatus) -> None:
         """Report a status."""
 
 
-MIN_RETURN_AFTER_S = 1.0  # a program that waits for its GPUs needs up to a quarter of it to notice that it has them
+MIN_RETURN_AFTER_S = 1.0  # a program that waits for GPUs looks for them five times per second
 
 
 class LazyGpus:
-    """Looks at lazy programs. ``changing`` is held while GPUs are given to a program or taken from it."""
+    """Reports and returns of GPUs. ``changing`` is held while GPUs are given to a program or taken from it."""
 
-    def __init__(self, programs: Programs, runner: Runner, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, programs: Programs, clock: Callable[[], float] = time.monotonic) -> None:
         self._programs = programs
-        self._runner = runner
         self._clock = clock
         self._unused_since: dict[str, float] = {}
         self.changing = asyncio.Lock()
@@ -110,6 +112,6 @@ class LazyGpus:
     def _pids(self, entry: AttemptEntry) -> frozenset[int]:
         """Return all processes of all programs on its lease."""
         number, others = entry.request.spec.lease_number, list(self._programs.entries.values())
-        on_lease = [other for other in others if not other.exited and other.request.spec.lease_number == number]
-        trees = self._runner.survey([other.folder.path for other in on_lease])
-        return frozenset[int]().union(*(tree.pids for tree in trees.values()))
+        return self._programs.pids_of(
+            other for other in others if not other.exited and other.request.spec.lease_number == number
+        )
