@@ -148,7 +148,7 @@ def _counts_view(counts: tuple[tuple[str, int], ...]) -> ReplicaCounts:
 
 
 def workload_summary(workload: Workload, replicas: Sequence[Replica], shown: Shown) -> WorkloadSummary:
-    """Return the fields of a list; ``private``: the caller may see the command."""
+    """Return the fields of a list."""
     return WorkloadSummary.unchecked(workload, **_summary_fields(workload, replicas, shown))
 
 
