@@ -59,10 +59,16 @@ static void ask_for_gpus(const char *folder) {
     close(fd);
 }
 
-void gp_lease_wait(const char *folder) {
+static bool has_no_gpus(const char *folder, const _Atomic uint32_t *suspended) {
+    if (suspended == NULL)
+        return gp_lease_is_waiting(folder);
+    return atomic_load(suspended) != 0 && has_entry(folder, "control");
+}
+
+void gp_lease_wait(const char *folder, const _Atomic uint32_t *suspended) {
     long waited_ms = 0, pause_ms = 10;
     bool said = false;
-    while (gp_lease_is_waiting(folder)) {
+    while (has_no_gpus(folder, suspended)) {
         ask_for_gpus(folder);
         if (!said && waited_ms >= SILENT_MS) {
             fprintf(stderr, "gpupool: waiting for a GPU; `gpupool why` says for what\n");

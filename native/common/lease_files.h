@@ -18,8 +18,9 @@ const char *gp_lease_folder(void);
 bool gp_lease_is_lazy(const char *folder);
 /* Returns true if a lazy lease has no GPUs yet, and therefore no pages. */
 bool gp_lease_is_waiting(const char *folder);
-/* Asks for the GPUs of a lazy lease and waits until it has them, or until the lease is gone. */
-void gp_lease_wait(const char *folder);
+/* Asks for the GPUs of a lease without any and waits until it has them, or until the lease is gone. `suspended` is the
+ * word of its control page; NULL: it has no pages yet. */
+void gp_lease_wait(const char *folder, const _Atomic uint32_t *suspended);
 
 /* Checks and maps the files of a folder. No descriptor stays open. Returns NULL, or a part of a sentence that describes
  * the error. */

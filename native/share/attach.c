@@ -34,7 +34,7 @@ static void after_fork_in_child(void) {
 static void register_fork(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
 
 static void at_exit(void) {
-    if (atomic_load(&state) == GP_ATTACHED)
+    if (atomic_load(&state) == GP_ATTACHED && !gp_is_suspended())
         gp_compute_at_exit();
 }
 
@@ -96,6 +96,12 @@ enum gp_state gp_attach(void) {
 struct gp_gpu *gp_gpu_current(void) {
     struct gp_gpu *gpu = atomic_load_explicit(&only, memory_order_acquire);
     return GP_LIKELY(gpu != NULL) ? gpu : gp_gpu_of_context();
+}
+
+void gp_count_call(void) {
+    const struct gp_gpu *gpu = atomic_load_explicit(&only, memory_order_acquire);
+    if (gpu != NULL)
+        atomic_fetch_add_explicit(&gpu->slot->calls, 1, memory_order_relaxed);
 }
 
 uint32_t gp_gpu_count(void) { return gp_attach() == GP_ATTACHED ? gpu_count : 0; }

@@ -14,6 +14,14 @@ struct gp_pages {
     struct gp_lease_files files;
 };
 const struct gp_pages *gp_pages(void);
+/* The agent may suspend the processes of the lease, and has done so. */
+bool gp_is_suspendable(void);
+bool gp_is_suspended(void);
+/* Asks for GPUs and waits for them while the lease is suspended. */
+void gp_wait_while_suspended(void);
+
+/* attach.c: counts a call of the driver in the slot of this process. */
+void gp_count_call(void);
 
 /* attach_slot.c: takes a slot of this GPU for this process; false when all are taken or /proc cannot be read. */
 bool gp_claim_slot(struct gp_gpu *gpu);

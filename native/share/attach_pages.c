@@ -20,11 +20,23 @@ static void map_pages(void) {
     if (pages.folder == NULL)
         pages.folder = "";
     pages.lazy = gp_lease_is_lazy(pages.folder);
-    gp_lease_wait(pages.folder);
+    gp_lease_wait(pages.folder, NULL);
     pages.wrong = gp_lease_files_map(pages.folder, true, &pages.files);
 }
 
 const struct gp_pages *gp_pages(void) {
     pthread_once(&once, map_pages);
     return &pages;
+}
+
+bool gp_is_suspendable(void) {
+    const struct gpupool_control_header *control = gp_pages()->files.control;
+    return control != NULL && control->suspendable != 0;
+}
+
+bool gp_is_suspended(void) { return gp_is_suspendable() && atomic_load(&pages.files.control->suspended) != 0; }
+
+void gp_wait_while_suspended(void) {
+    if (GP_UNLIKELY(gp_is_suspended()))
+        gp_lease_wait(pages.folder, &pages.files.control->suspended);
 }

@@ -89,6 +89,15 @@ static void count_unhooked(void) {
         atomic_fetch_add(&gpu->status->unhooked_count, 1);
 }
 
+/* What programs get for an export: its hook, or the driver's own function. If the lease can be suspended, they get the
+ * jump to that function, so that their calls are seen. */
+static void *handed_out(uint32_t api, void *real) {
+    if (hook_of[api] != NULL)
+        return hook_of[api];
+    void *jump = gp_is_suspendable() ? gp_export(api) : NULL;
+    return jump != NULL ? jump : real;
+}
+
 /* Handles a pointer that is no export known here. */
 static void *guess(void *real, const char *symbol, int version, cuuint64_t flags) {
     if (!is_guarded(symbol))
@@ -109,7 +118,7 @@ static void *swapped(void *real, const char *symbol, int version, cuuint64_t fla
         if (gp_real((enum gp_api)api) != real)
             continue;
         if (is_form_of(gp_name(api), symbol))
-            return hook_of[api] != NULL ? hook_of[api] : real;
+            return handed_out(api, real);
         known = true;
         other = hook_of[api] != NULL ? hook_of[api] : other;
     }

@@ -3,6 +3,9 @@
  * gp_table holds the real function of every export, 0 until it was asked for. Exports that are not hooks jump through
  * it (see gpupool/jump.h), hooks call through REAL(). The real driver is opened at the first of these calls, by the
  * path in the lease's control page, as a separate object. Then exports that it does not have are hidden here, too.
+ *
+ * If the lease can be suspended, gp_table stays empty: then every call passes gp_resolve, which counts it and waits while
+ * the lease is suspended.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -20,6 +23,7 @@
 #define DRIVER_VARIABLE "GPUPOOL_CUDA_DRIVER"
 
 _Atomic(void *) gp_table[GP_COUNT];
+static _Atomic(void *) watched[GP_COUNT]; /* the same for a suspendable lease */
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void *driver;
@@ -53,13 +57,34 @@ static void open_driver(void) {
 
 const char *gp_name(uint32_t which) { return gp_cuda_names + gp_cuda_name_at[which]; }
 
-void *gp_resolve(uint32_t which) {
-    pthread_once(&once, open_driver);
-    void *real = driver == NULL ? NULL : dlsym(driver, gp_name(which));
+static void *find(_Atomic(void *) *table, uint32_t which) {
+    void *real = atomic_load_explicit(&table[which], memory_order_acquire);
+    if (real != NULL)
+        return real;
+    real = driver == NULL ? NULL : dlsym(driver, gp_name(which));
     if (real == NULL)
         real = (void *)(uintptr_t)&missing;
-    atomic_store_explicit(&gp_table[which], real, memory_order_release);
+    atomic_store_explicit(&table[which], real, memory_order_release);
     return real;
+}
+
+void *gp_export(uint32_t which) {
+    Dl_info about;
+    void *own = dladdr((const void *)(uintptr_t)&cuInit, &about) != 0 ? dlopen(about.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    if (own == NULL)
+        return NULL;
+    void *found = dlsym(own, gp_name(which));
+    dlclose(own);
+    return found;
+}
+
+void *gp_resolve(uint32_t which) {
+    pthread_once(&once, open_driver);
+    if (!gp_is_suspendable())
+        return find(gp_table, which);
+    gp_count_call();
+    gp_wait_while_suspended();
+    return find(watched, which);
 }
 
 void *gp_real(enum gp_api which) {

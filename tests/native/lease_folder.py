@@ -24,6 +24,7 @@ UNIT = 512
 POLICY_NONE, POLICY_GUARANTEE, POLICY_CAP = 0, 1, 2
 GRANTED, CONTENDED = 1, 2
 
+HEADER_FIELDS = {"suspendable": (2192, "I"), "suspended": (2196, "I")}
 CONTROL_FIELDS = {
     "memory_limit_bytes": (112, "Q"),
     "context_bytes": (120, "Q"),
@@ -53,6 +54,7 @@ SLOT_FIELDS = {
     "waited_ns": (152, "Q"),
     "paced_ns": (160, "Q"),
     "ungated": (168, "Q"),
+    "calls": (192, "Q"),
 }
 
 
@@ -123,6 +125,11 @@ class LeaseFolder:
         """Change a field of the control page, as the arbiter would."""
         offset, kind = CONTROL_FIELDS[name]
         struct.pack_into(kind, self.control, PAGE * (1 + gpu) + offset, value)
+
+    def set_header(self, name: str, value: int) -> None:
+        """Change a field of the control file's header, as the agent would."""
+        offset, kind = HEADER_FIELDS[name]
+        struct.pack_into(kind, self.control, offset, value)
 
     def tenant(self, name: str, gpu: int = 0) -> int:
         """Return a field of the tenant's part of the status page."""

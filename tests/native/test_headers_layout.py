@@ -103,6 +103,7 @@ def test_members_of_inner_structures_are_found() -> None:
 
 def test_page_layout_of_tests_equals_that_of_library(tmp_path: Path) -> None:
     structures = {
+        "gpupool_control_header": lease_folder.HEADER_FIELDS,
         "gpupool_control_gpu": lease_folder.CONTROL_FIELDS,
         "gpupool_status_gpu": lease_folder.STATUS_FIELDS,
         "gpupool_slot": lease_folder.SLOT_FIELDS,

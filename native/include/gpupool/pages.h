@@ -7,7 +7,8 @@
  *   bell      a datagram socket of the arbiter's: "look at my status page"; the kernel adds the sender's true pid
  *
  * A lazy lease has no GPUs at first. Its folder then has the file `waiting` only. A process that needs the pages writes
- * a byte to it and waits; the agent gets the GPUs and creates `status`, then `control`.
+ * a byte to it and waits; the agent gets the GPUs and creates `status`, then `control`. A lease that can be suspended has
+ * the file too: while its processes are suspended, each of their calls does the same.
  *
  * There is no lock in these pages. A word has one writer, except `slot.owner` (claimed by compare-and-swap) and
  * `tenant` (changed by compare-and-swap as described below). A process that dies leaves words that show its progress.
@@ -58,7 +59,10 @@ struct gpupool_control_header { /* GPUPOOL_PAGE bytes */
     char lease[128];        /* for messages */
     char cuda_driver[1024]; /* absolute path of the real (or fake) libcuda.so.1 */
     char nvml_driver[1024]; /* likewise of libnvidia-ml.so.1; empty: none */
-    uint8_t pad[GPUPOOL_PAGE - 16 - 128 - 2048];
+    uint32_t suspendable;   /* not 0: the agent may suspend the lease; each call of the driver is watched */
+    /* The agent's word. Not 0: the GPUs are taken away, what was in their memory is in the host's; calls wait. */
+    _Atomic uint32_t suspended;
+    uint8_t pad[GPUPOOL_PAGE - 16 - 128 - 2048 - 8];
 };
 
 struct gpupool_control_gpu { /* GPUPOOL_PAGE bytes, one after another behind the header */
@@ -97,7 +101,8 @@ struct gpupool_slot { /* 256 bytes: one process of the tenant on one GPU */
     _Atomic uint64_t waited_ns;  /* thread time spent waiting for grants */
     _Atomic uint64_t paced_ns;   /* thread time spent waiting for one's own queue to shorten */
     _Atomic uint64_t ungated;    /* launches without a grant: the arbiter was gone, or the longest wait was over */
-    _Alignas(64) uint8_t pad[64];
+    _Alignas(64) _Atomic uint64_t calls; /* of the driver, if the lease is suspendable: shows whether it is used */
+    uint8_t pad[56];
 };
 
 struct gpupool_status_gpu { /* one after another behind the status header */
