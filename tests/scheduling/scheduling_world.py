@@ -77,7 +77,7 @@ def words(line: str) -> tuple[list[str], dict[str, str]]:
 
 def request(text: str, options: dict[str, str]) -> GpuRequest:
     placement = Placement(options["placement"]) if "placement" in options else None
-    return replace(_request(text, options), placement=placement)
+    return replace(_request(text, options), placement=placement, gpu_uuid=options.get("gpu", ""))
 
 
 def _request(text: str, options: dict[str, str]) -> GpuRequest:

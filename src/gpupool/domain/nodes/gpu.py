@@ -200,7 +200,7 @@ class GpuRequest:
     The share is ``permille`` (exact) or, with ``memory_mib``, the thousandths that this memory needs on the chosen
     model. ``models`` empty: any model (``t4`` names ``Tesla T4``) except MIG instances. Those must be requested by
     their profile (``3g.40gb``) or by the word ``mig``. ``sharing`` is the required mode; None: the GPU's own.
-    ``placement`` is the preferred placement; None: the pool's default.
+    ``placement`` is the preferred placement; None: the pool's default. ``gpu_uuid`` is the only GPU that satisfies it.
     """
 
     count: int = 1
@@ -210,6 +210,7 @@ class GpuRequest:
     labels: tuple[tuple[str, str], ...] = ()
     sharing: Sharing | None = None
     placement: Placement | None = None
+    gpu_uuid: str = ""
 
     @property
     def whole(self) -> bool:

@@ -16,7 +16,7 @@ from gpupool.scheduling.eviction.victims import VictimPool, freed_by
 from gpupool.scheduling.eviction.whole_claims import Claimed, FootprintUse
 from gpupool.scheduling.fairness.water_filling import EPSILON
 from gpupool.scheduling.placement.capacity import Need, nothing, room_with, runs
-from gpupool.scheduling.placement.node_filter import Relax, fitting_rows
+from gpupool.scheduling.placement.node_filter import Relax, accepted_gpus, fitting_rows
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import ALONE, domains
@@ -142,8 +142,8 @@ class GpuClearing:
         return int(where[enough[0]]) if len(enough) else None
 
     def _usable(self, rows: Ints) -> Bools:
-        cluster = self._session.cluster
-        return np.asarray(self._need.accepted[cluster.model[rows]] & cluster.available[rows])
+        cluster, need = self._session.cluster, self._need
+        return np.asarray(accepted_gpus(cluster, need.shape, need.accepted, rows) & cluster.available[rows])
 
     def _clearable(self, rows: Ints) -> Ints:
         """Return the GPUs of some rows that can be cleared, as indexes into ``Footprints.gpus``, cheapest first."""

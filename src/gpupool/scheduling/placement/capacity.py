@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.placement.node_filter import STRICT, Relax, labelled, mode_fits, usable_rows, usable_slots
+from gpupool.scheduling.placement.node_filter import (
+    STRICT,
+    Relax,
+    accepted_gpus,
+    labelled,
+    mode_fits,
+    usable_rows,
+    usable_slots,
+)
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import ClusterState, Shape
 
@@ -75,7 +83,7 @@ def room_with(c: ClusterState, wanted: Need, rows: Ints, freed: Freed) -> Ints:
     shape = wanted.shape
     need, need_mem = shape.needs(c.gmem_total[rows])
     free, mem = c.gpu_free[rows] + freed.gpu, c.gmem_free[rows] + freed.gmem
-    ok = wanted.accepted[c.model[rows]] & c.available[rows] & (free >= need) & (mem >= need_mem)
+    ok = accepted_gpus(c, shape, wanted.accepted, rows) & c.available[rows] & (free >= need) & (mem >= need_mem)
     ok &= need * shape.request.count <= wanted.budget
     if shape.mode is not None or not shape.whole:
         ok &= mode_fits(c, shape, rows, c.guests[rows] - freed.marks)

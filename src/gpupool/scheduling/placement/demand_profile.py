@@ -52,8 +52,8 @@ class TypicalWork:
     def submitted(self, request: GpuRequest, cpu_milli: int) -> None:
         """Record the request of one more replica."""
         plain = request
-        if request.sharing is not None or request.labels or request.placement is not None:
-            plain = replace(request, sharing=None, labels=(), placement=None)
+        if request.sharing is not None or request.labels or request.placement is not None or request.gpu_uuid:
+            plain = replace(request, sharing=None, labels=(), placement=None, gpu_uuid="")
         key = (plain, cpu_milli)
         self._one *= _GROWTH
         self._weights[key] = self._weights.get(key, 0.0) + self._one

@@ -94,6 +94,16 @@ def accepted_models(cluster: ClusterState, shape: Shape) -> Bools:
     return np.array([False] + [accepts(model) for model in cluster.models[1:]], dtype=np.bool_)
 
 
+def accepted_gpus(c: ClusterState, shape: Shape, accept: Bools, rows: Ints) -> Bools:
+    """Return which GPUs of ``rows`` are of an accepted model, and the one that a shape names if it does: [R, G]."""
+    ok = np.asarray(accept[c.model[rows]])
+    if shape.request.gpu_uuid:
+        for at, row in enumerate(rows.tolist()):
+            slot = c.slot_of(row, shape.request.gpu_uuid)
+            ok[at] &= np.arange(c.slots) == (-1 if slot is None else slot)
+    return ok
+
+
 def usable_slots(
     c: ClusterState, shape: Shape, rows: Ints, accept: Bools, budget: int | None = None, relax: Relax = STRICT
 ) -> tuple[Bools, Ints]:
@@ -101,7 +111,7 @@ def usable_slots(
     total = c.gmem_total[rows]
     need, mem = shape.needs(total)
     free, gmem = (np.full_like(total, WHOLE_GPU), total) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
-    ok = (c.model[rows] > 0) if relax.model else accept[c.model[rows]]
+    ok = (c.model[rows] > 0) if relax.model else accepted_gpus(c, shape, accept, rows)
     ok &= free >= need
     ok &= gmem >= mem
     if not relax.health and not relax.foreign and not relax.state:

@@ -13,7 +13,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.placement.node_filter import accepted_models, mode_on, usable_rows, usable_slots
+from gpupool.scheduling.placement.node_filter import (
+    accepted_gpus,
+    accepted_models,
+    mode_on,
+    usable_rows,
+    usable_slots,
+)
 from gpupool.scheduling.placement.scoring import Floats, Scorer
 from gpupool.scheduling.state.allocation import Bools, Claim, HeldAllocation, Ints
 from gpupool.scheduling.state.cluster import MILLI, ClusterState, RowState, Shape
@@ -392,7 +398,7 @@ class Placer:
     def _claim(self, shape: Shape, row: int, budget: int | None) -> Claim:
         c, total = self.cluster, self.cluster.gmem_total[row]
         if shape.whole:
-            ok = self.accepted(shape)[c.model[row]] & c.available[row]
+            ok = accepted_gpus(c, shape, self.accepted(shape), np.array([row]))[0] & c.available[row]
             ok &= (c.gpu_free[row] >= WHOLE_GPU) & (c.gmem_free[row] >= total)
             free = ok.nonzero()[0]
             if len(free) > 1:

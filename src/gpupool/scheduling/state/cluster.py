@@ -140,6 +140,10 @@ class ClusterState:
         self._charge_row(row, node.name)
         self.touch(row)
 
+    def slot_of(self, row: int, uuid: str) -> int | None:
+        """Return the position of a GPU on a node; None if it is not there."""
+        return self._slots[row].get(uuid) if row < len(self._slots) else None
+
     def set_gpus(self, name: str, gpus: Iterable[Gpu]) -> None:
         """Update health and foreign processes of GPUs; the list of GPUs may change too. Ignore unknown nodes."""
         row = self.rows.get(name)
