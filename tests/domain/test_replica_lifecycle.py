@@ -460,11 +460,41 @@ def test_lazy_replica_waits_and_gets_gpus_only_while_it_runs(state: ReplicaState
 
 def test_lazy_replica_returns_the_gpus_of_its_present_lease_only() -> None:
     held = replace(replica(R), gpu_wanted_at=NOW, gpu_lease=Epoch(7))
-    assert lifecycle.return_gpus(held, 6, NOW).replica == held
-    back = lifecycle.return_gpus(held, 7, NOW)
+    assert lifecycle.return_gpus(held, 6, "", NOW).replica == held
+    back = lifecycle.return_gpus(held, 7, "", NOW)
     assert (back.replica.state, back.replica.gpu_lease, back.replica.gpu_wanted_at) == (R, None, None)
     assert [event.reason for event in back.events] == [Reason.GPUS_RETURNED]
-    assert lifecycle.return_gpus(back.replica, 7, NOW).replica == back.replica
+    assert lifecycle.return_gpus(back.replica, 7, "", NOW).replica == back.replica
+
+
+SUSPENDABLE = replace(LAZY, limits=Limits(on_preempt=OnPreempt.SUSPEND))
+
+
+def test_suspended_replica_waits_for_its_own_gpu_and_loses_nothing() -> None:
+    started = lifecycle.grant_lease(SUSPENDABLE, replica(P), Epoch(6), "here", NOW, Epoch(7)).replica
+    held = replace(started, state=R, started_at=NOW)
+    assert held.leases == {Epoch(6), Epoch(7)}
+    asked = lifecycle.suspend(SUSPENDABLE, held, "others need it", NOW + 60)
+    assert asked.effects == (lifecycle.SuspendProgram(asked.replica, 10.0),)
+    assert lifecycle.suspend(SUSPENDABLE, asked.replica, "again", NOW + 61).effects == ()
+    away = lifecycle.return_gpus(asked.replica, 7, "GPU-1", NOW + 62)
+    assert [event.reason for event in away.events] == [Reason.GPUS_SUSPENDED]
+    assert (away.replica.state, away.replica.leases, away.replica.suspended_gpu) == (R, {Epoch(6)}, "GPU-1")
+    assert away.replica.suspend_asked_at is None
+    waits = lifecycle.want_gpus(SUSPENDABLE, away.replica, NOW + 63).replica
+    assert waits.waits_for_gpus
+    back = lifecycle.grant_gpus(SUSPENDABLE, waits, Epoch(8), NOW + 64).replica
+    status = ProcessStatus(back.key, 6, ProcessPhase.RUNNING)
+    assert lifecycle.note_suspended_gpu(back, status).replica == back, "sent before it got its GPUs"
+    resumed = lifecycle.note_suspended_gpu(back, replace(status, gpu_epoch=8)).replica
+    assert resumed.suspended_gpu == ""
+    assert lifecycle.note_suspended_gpu(waits, status).replica.suspended_gpu == "", "its suspended processes ended"
+    assert lifecycle.unsaved_s(SUSPENDABLE, back, NOW + 90) == 0.0
+
+
+def test_only_running_replica_with_gpus_is_suspended() -> None:
+    for row in (replica(R), replace(replica(X), gpu_lease=Epoch(7))):
+        assert lifecycle.suspend(SUSPENDABLE, row, "", NOW).effects == ()
 
 
 def test_next_attempt_of_a_lazy_replica_holds_no_gpus() -> None:

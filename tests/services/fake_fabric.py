@@ -93,6 +93,7 @@ class FakeAgent:
     homes: dict[str, FakeHome] = field(default_factory=dict)
     home_tasks: Counter[str] = field(default_factory=Counter)  # requests by task
     attach_error: GpupoolError | None = None
+    suspend_answer: str | None = ""  # why it refuses to suspend a program; None: it never answers
     home_error: GpupoolError | None = None  # the answer to changes of homes
     slow_homes: bool = False  # changes of homes stay in progress
     output: dict[str, bytes] = field(default_factory=dict)  # of programs, by key
@@ -214,6 +215,7 @@ class FakeAgent:
             attach_path="/attach",
             mode=self.mode[0],
             guarantee=self.mode[1],
+            gpu_epoch=spec.gpu_epoch,
         )
         self.programs[spec.key] = Program(spec, status)
         self.tell(status)
@@ -233,12 +235,41 @@ class FakeAgent:
         program = self.programs[key]
         if self.attach_error is not None:
             raise self.attach_error
-        assert program.spec.lazy
+        assert program.spec.separate_gpus
+        if program.status.suspended_gpu:
+            assert [share.gpu_uuid for share in shares] == [program.status.suspended_gpu], "memory of another GPU"
         if epoch == program.spec.gpu_returned:
             raise GpupoolError(ErrorCode.STALE_WRITE, "These GPUs were returned.", "")
         if program.running and epoch >= program.spec.gpu_epoch:
             program.spec = replace(program.spec, gpus=tuple(shares), gpu_epoch=epoch)
-            program.status = replace(program.status, gpu_epoch=epoch)
+            program.status = replace(program.status, gpu_epoch=epoch, suspended_gpu="")
+            self.tell(program.status)
+
+    def suspend(self, key: str, epoch: int, grace_s: float) -> None:
+        """Suspend a program and let it want its GPUs back at once, or refuse that."""
+        del grace_s
+        program = self.programs.get(key)
+        if program is None or not program.running or program.spec.gpu_epoch != epoch or self.suspend_answer is None:
+            return
+        if self.suspend_answer:
+            program.status = replace(program.status, not_suspended=self.suspend_answer)
+            self.tell(program.status)
+            return
+        self.suspend_now(key)
+        self.use_cuda(key)
+
+    def suspend_now(self, key: str) -> None:
+        """Suspend a program that has GPUs, as if it had not used them for a while."""
+        program = self.programs[key]
+        (share,) = program.spec.gpus
+        program.status = replace(program.status, suspended_gpu=share.gpu_uuid)
+        self.return_gpus(key)
+
+    def forget_suspended(self, key: str) -> None:
+        """Let the suspended processes of a program end, but not the program."""
+        program = self.programs[key]
+        program.status = replace(program.status, suspended_gpu="")
+        self.tell(program.status)
 
     def use_cuda(self, key: str) -> None:
         """Let a lazy program use CUDA for the first time."""
@@ -391,6 +422,9 @@ class FakeLink(NodeLink):
 
     async def attach_gpus(self, key: str, epoch: int, shares: Sequence[GpuShare]) -> None:
         await self._agent.answer(lambda: self._agent.attach_gpus(key, epoch, shares))
+
+    async def suspend(self, key: str, epoch: int, grace_s: float) -> None:
+        await self._agent.answer(lambda: self._agent.suspend(key, epoch, grace_s))
 
     async def stop(self, key: str, grace_s: float, notice: dict[str, Any] | None = None) -> None:
         await self._agent.answer(lambda: self._agent.stop(key, grace_s, notice))

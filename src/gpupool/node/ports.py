@@ -103,6 +103,36 @@ class Attaching(Protocol):
         """
 
 
+@runtime_checkable
+class Suspending(Protocol):
+    """An ``Attaching`` mode that can move what processes have in GPU memory to the host's memory, and back.
+
+    ``pids`` returns the processes of the lease; it may block.
+    """
+
+    def suspended_gpu(self, program: NodeProgram) -> str:
+        """Return the UUID of the GPU whose memory the program's lease has in the host's memory; empty: none."""
+
+    def calls(self, program: NodeProgram) -> int:
+        """Return a number that changes with each call of the driver by a process of the lease."""
+
+    async def suspend(self, program: NodeProgram, pids: Callable[[], frozenset[int]], timeout_s: float) -> None:
+        """Suspend all processes of the lease and take its GPUs. Calls and work of the GPU must end within the time.
+
+        Raises ``GpupoolError``; the processes run again then. The agent may be killed at any moment: then ``resume`` is
+        called if the program's record still has GPUs.
+        """
+
+    async def resume(self, program: NodeProgram, pids: Callable[[], frozenset[int]]) -> None:
+        """Let the processes of the lease run again, on the GPUs of the program's spec; repetitions change nothing.
+
+        Raises OSError, ``GpupoolError``.
+        """
+
+    def want_gpus(self, program: NodeProgram) -> None:
+        """Note that the suspended program wants its GPUs back, as if it had used CUDA. Raises OSError."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharingHost:
     """The node, as a sharing mode sees it.

@@ -241,7 +241,14 @@ PROGRAM_OPTIONS = (
         PROGRAM,
         "TIME",
     ),
-    JobField("on_preempt", "--on-preempt", TEXT, "On preemption, signal (default) or kill at once.", PROGRAM, "WHAT"),
+    JobField(
+        "on_preempt",
+        "--on-preempt",
+        TEXT,
+        "On preemption: signal (default), suspend, or kill at once.",
+        PROGRAM,
+        "WHAT",
+    ),
     JobField(
         "checkpoint", "--checkpoint", TEXT, "Declare its checkpoint interval: 30m; default: never.", PROGRAM, "TIME"
     ),

@@ -17,6 +17,7 @@ from gpupool.api.schemas.work.workloads import (
     EventView,
     GangView,
     GpuRequestView,
+    LazyState,
     LeaseView,
     LimitsView,
     LogChunkView,
@@ -191,7 +192,7 @@ def _summary_fields(workload: Workload, replicas: Sequence[Replica], shown: Show
         "ending": _ending_view(ending_of(workload, replicas)),
         "retrying": _retrying_view(workload, replicas),
         "node": replicas[0].node if workload.completions == 1 and replicas else None,
-        "lazy": _lazy_state(replicas[0]) if workload.limits.lazy and replicas else None,
+        "lazy": _lazy_state(replicas[0]) if workload.limits.separate_gpus and replicas else None,
         "waiting": shown.waiting,
     }
 
@@ -222,12 +223,14 @@ def _workload_fields(
     }
 
 
-def _lazy_state(replica: Replica) -> Literal["unused", "waiting", "held"] | None:
+def _lazy_state(replica: Replica) -> LazyState | None:
     if replica.state is not ReplicaState.RUNNING:
         return None
     if replica.waits_for_gpus:
         return "waiting"
-    return "unused" if replica.gpu_lease is None else "held"
+    if replica.gpu_lease is not None:
+        return "held"
+    return "suspended" if replica.suspended_gpu else "unused"
 
 
 def _volumes(program: Program) -> list[str]:

@@ -15,7 +15,12 @@ Json = dict[str, Any]
 
 HEADERS = ("NAME", "STATE", "KIND", "PROJECT", "USER", "GPUS", "REPLICAS", "NODE", "AGE", "ID", "ABOUT")
 _LESS_IMPORTANT = tuple(map(HEADERS.index, ("KIND", "ID", "REPLICAS", "PROJECT", "NODE", "USER", "AGE")))
-_LAZY = {"unused": "holds no GPU until it uses CUDA", "waiting": "waiting for a GPU"}
+_LAZY = {
+    "unused": "holds no GPU until it uses CUDA",
+    "suspended": "suspended: holds no GPU until it uses CUDA again",
+    "waiting": "waiting for a GPU",
+}
+_ON_PREEMPT = {"kill": "killed on preemption", "suspend": "suspended on preemption"}
 MIN_SHOWN_LOSS_S = 36.0  # a hundredth of a GPU hour
 REPLICA_HEADERS = ("INDEX", "STATE", "ATTEMPT", "NODE", "GPUS", "EXIT", "STARTED", "RAN", "ABOUT")
 
@@ -124,7 +129,7 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
         ("Gang", _gang_text(w.get("gang"))),
         ("Framework", _framework_text(w)),
         ("GPUs", gpus_text(w["gpus"]) if w["on"] is None else f"shared with {w['on']}"),
-        ("Lazy", _lazy_text(w)),
+        ("Lazy" if w["limits"].get("lazy") else "GPU use", _lazy_text(w)),
         ("Sharing", f"{w['sharing']}: {w['guarantees']}" if w["gpus"]["count"] or w.get("roles") else ""),
         ("Replicas", replicas_text(w) if w["completions"] > 1 else ""),
         ("Command", command_text(w)),
@@ -149,7 +154,7 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
 
 def _lazy_text(w: Json) -> str:
     if not w["limits"].get("lazy"):
-        return ""
+        return _LAZY.get(w.get("lazy") or "", "")
     return _LAZY.get(w.get("lazy") or "", "it gets its GPUs at its first use of CUDA")
 
 
@@ -219,7 +224,7 @@ def _limits_text(limits: Json) -> str:
         parts.append(f"{limits['cpus']:g} cpus")
     if limits["memory_mib"] is not None:
         parts.append(f"memory {format_mib(limits['memory_mib'])}")
-    parts += ["killed on preemption"] if limits.get("on_preempt") == "kill" else []
+    parts += [_ON_PREEMPT[limits["on_preempt"]]] if limits.get("on_preempt") in _ON_PREEMPT else []
     if limits.get("return_after_s") is not None:
         parts.append(f"returns unused GPUs after {format_duration(limits['return_after_s'])}")
     return ", ".join([*parts, f"log {format_mib(limits['log_limit_mib'])}"])

@@ -22,6 +22,7 @@ COMMANDS = frozenset(
         END,
         "start",
         "attach_gpus",
+        "suspend",
         "stop",
         "notify",
         "signal",

@@ -110,7 +110,15 @@ class AttachGpus:
     replica: Replica
 
 
-Effect = StartProgram | StopProgram | ForgetProgram | NotifyProgram | AttachGpus
+@dataclass(frozen=True, slots=True)
+class SuspendProgram:
+    """Tell the node to suspend the replica's processes within a time, and to take its GPUs from it."""
+
+    replica: Replica
+    grace_s: float
+
+
+Effect = StartProgram | StopProgram | ForgetProgram | NotifyProgram | AttachGpus | SuspendProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +130,13 @@ class Transition:
     effects: tuple[Effect, ...] = ()
 
 
-def grant_lease(workload: Workload, replica: Replica, epoch: Epoch, node: str, now: float) -> Transition:
-    """Apply the grant of a lease to a pending replica: it starts; a lease without a program counts as running."""
+def grant_lease(
+    workload: Workload, replica: Replica, epoch: Epoch, node: str, now: float, gpus: Epoch | None = None
+) -> Transition:
+    """Apply the grant of a lease to a pending replica: it starts; a lease without a program counts as running.
+
+    ``gpus`` is the lease of its GPUs if they have one of their own and it starts with them.
+    """
     if replica.state is not ReplicaState.PENDING:
         return Transition(replica)
     bare = workload.kind is WorkloadKind.LEASE
@@ -145,8 +158,10 @@ def grant_lease(workload: Workload, replica: Replica, epoch: Epoch, node: str, n
         notes=(),
         sharing="",
         guarantee="",
-        gpu_wanted_at=None,
-        gpu_lease=None,
+        gpu_wanted_at=None if gpus is None else now,
+        gpu_lease=gpus,
+        suspend_asked_at=None,
+        suspended_gpu="",
     )
     got = "GPUs" if workload.gpus_of(replica.index).count and not workload.limits.lazy else "a place"
     event = _event(after, now, Reason.GRANTED, f"got {got} on {node}")
@@ -154,30 +169,58 @@ def grant_lease(workload: Workload, replica: Replica, epoch: Epoch, node: str, n
 
 
 def want_gpus(workload: Workload, replica: Replica, at: float) -> Transition:
-    """Apply the report that the program of a lazy replica uses CUDA: from now on it waits for its GPUs."""
-    if not workload.limits.lazy or replica.state is not ReplicaState.RUNNING or replica.gpu_wanted_at is not None:
+    """Apply the report that the program of a replica without GPUs uses CUDA: from now on it waits for them."""
+    if (
+        not workload.limits.separate_gpus
+        or replica.state is not ReplicaState.RUNNING
+        or replica.gpu_wanted_at is not None
+    ):
         return Transition(replica)
     after = replace(replica, gpu_wanted_at=at)
     return Transition(after, (_event(after, at, Reason.GPUS_WANTED, "its program uses CUDA: it waits for GPUs"),))
 
 
 def grant_gpus(workload: Workload, replica: Replica, epoch: Epoch, now: float) -> Transition:
-    """Apply the grant of the GPUs that a lazy replica waits for."""
-    if not workload.limits.lazy or not replica.waits_for_gpus:
+    """Apply the grant of the GPUs that the program of a replica waits for."""
+    if not workload.limits.separate_gpus or not replica.waits_for_gpus:
         return Transition(replica)
     after = replace(replica, gpu_lease=epoch, last_active_at=now, idle_warned=False)
     waited = format_duration(now - (replica.gpu_wanted_at or now))
-    event = _event(after, now, Reason.GRANTED, f"got GPUs on {replica.node}, {waited} after its first use of CUDA")
+    event = _event(after, now, Reason.GRANTED, f"got GPUs on {replica.node}, {waited} after it needed them")
     return Transition(after, (event,), (AttachGpus(after),))
 
 
-def return_gpus(replica: Replica, epoch: int, now: float) -> Transition:
-    """Apply the report that a lazy program has returned the GPUs of a lease; its next use of CUDA waits again."""
+def return_gpus(replica: Replica, epoch: int, suspended_gpu: str, now: float) -> Transition:
+    """Apply the report that a program has returned the GPUs of a lease; its next use of CUDA waits again.
+
+    ``suspended_gpu`` is the GPU whose memory is now in the memory of the node; empty: no process used CUDA any more.
+    """
     if replica.gpu_lease is None or replica.gpu_lease != epoch:
         return Transition(replica)
-    after = replace(replica, gpu_lease=None, gpu_wanted_at=None)
+    after = replace(replica, gpu_lease=None, gpu_wanted_at=None, suspend_asked_at=None, suspended_gpu=suspended_gpu)
+    if suspended_gpu:
+        sentence = "suspended: the content of its GPU memory is in the memory of its node"
+        return Transition(after, (_event(after, now, Reason.GPUS_SUSPENDED, sentence),))
     sentence = "returned its GPUs: none of its processes uses CUDA any more"
     return Transition(after, (_event(after, now, Reason.GPUS_RETURNED, sentence),))
+
+
+def note_suspended_gpu(replica: Replica, status: ProcessStatus) -> Transition:
+    """Apply the report which GPU's memory a program has in the memory of its node.
+
+    It changes when its processes are resumed, and when those that were suspended have ended.
+    """
+    known = replica.suspended_gpu == status.suspended_gpu or status.gpu_epoch != (replica.gpu_lease or 0)
+    return Transition(replica if known else replace(replica, suspended_gpu=status.suspended_gpu))
+
+
+def suspend(workload: Workload, replica: Replica, sentence: str, now: float) -> Transition:
+    """Begin to suspend a running replica, to take its GPUs; it is not stopped, and loses no work."""
+    if replica.state is not ReplicaState.RUNNING or replica.gpu_lease is None or replica.suspend_asked_at is not None:
+        return Transition(replica)
+    after = replace(replica, suspend_asked_at=now)
+    event = _event(after, now, Reason.PREEMPTED, join_clauses(sentence, "it is being suspended"))
+    return Transition(after, (event,), (SuspendProgram(after, workload.limits.grace_s),))
 
 
 def mark_started(replica: Replica, status: ProcessStatus, now: float) -> Transition:
@@ -437,6 +480,8 @@ def _queue_again(
         lease=None,
         gpu_lease=None,
         gpu_wanted_at=None,
+        suspend_asked_at=None,
+        suspended_gpu="",
         next_reason=None,
         reason=reason,
         message=sentence,
@@ -457,6 +502,8 @@ def _finish(
         lease=None,
         gpu_lease=None,
         gpu_wanted_at=None,
+        suspend_asked_at=None,
+        suspended_gpu="",
         next_reason=None,
         reason=reason,
         message=sentence,

@@ -54,6 +54,7 @@ class OnPreempt(StrEnum):
 
     SIGNAL = "signal"  # it gets a notice and a signal, and is killed after its grace period
     KILL = "kill"  # it is killed at once: it has nothing to save
+    SUSPEND = "suspend"  # its GPU memory moves to the memory of its node, and it continues when it gets its GPU back
 
 
 class EnvSource(StrEnum):
@@ -138,9 +139,9 @@ class Limits:
     """Limits in time and host resources; None: no limit. Times are seconds, ``memory_mib`` is host memory.
 
     ``ttl_s``: this long after its end it is deleted with its output. ``notice_signal``: see
-    ``supervision.ProcessSpec``. ``on_preempt``: whether it is killed at once instead. ``checkpoint_s``: how often the
-    program saves its state (0: on preemption); None: not declared. ``lazy``: it starts without GPUs, and gets them on
-    its node when its program first uses CUDA. It returns them when no process has used CUDA for ``return_after_s``
+    ``supervision.ProcessSpec``. ``on_preempt``: what happens instead of notice and signal. ``checkpoint_s``: how often
+    the program saves its state (0: on preemption); None: not declared. ``lazy``: it starts without GPUs, and gets them
+    on its node when its program first uses CUDA. It returns them when no process has used CUDA for ``return_after_s``
     (None: ``supervision.DEFAULT_RETURN_AFTER_S``).
     """
 
@@ -167,7 +168,18 @@ class Limits:
     @property
     def saved_every_s(self) -> float | None:
         """Return how often its state is saved; a program with its own notice signal saves it on preemption."""
-        return 0.0 if self.checkpoint_s is None and self.notice_signal != "TERM" else self.checkpoint_s
+        saves = self.notice_signal != "TERM" or self.suspendable
+        return 0.0 if self.checkpoint_s is None and saves else self.checkpoint_s
+
+    @property
+    def suspendable(self) -> bool:
+        """Return whether its processes may be suspended: their GPU memory moves to the memory of the node."""
+        return self.on_preempt is OnPreempt.SUSPEND
+
+    @property
+    def separate_gpus(self) -> bool:
+        """Return whether its GPUs have a lease of their own, because it gets and returns them while it runs."""
+        return self.lazy or self.suspendable
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +358,10 @@ class Replica:
     ``lost_gpu_s`` are the GPU seconds of work that its attempts lost because the pool or a failed node ended them.
     ``ended_by`` is the user who stopped it (empty: no user did). ``same_failures`` counts the immediate failures in a
     row with the exit status ``failed_status``. ``metrics`` are values that the program reported last, by name. A lazy
-    replica holds two leases: ``lease`` has its place on the node, and ``gpu_lease`` its GPUs, once they are granted.
-    ``gpu_wanted_at`` is when its program first used CUDA in this attempt (None: not yet).
+    or suspendable replica holds two leases: ``lease`` has its place on the node, and ``gpu_lease`` its GPUs, while it
+    has them. ``gpu_wanted_at`` is since when its program uses CUDA, or waits to use it (None: it does not).
+    ``suspend_asked_at`` is set while its node is asked to suspend it, and ``suspended_gpu`` is the UUID of the GPU
+    whose memory it has in the memory of its node (empty: none).
     """
 
     workload: WorkloadId
@@ -381,6 +395,8 @@ class Replica:
     metrics: tuple[tuple[str, float], ...] = ()
     gpu_wanted_at: float | None = None
     gpu_lease: Epoch | None = None
+    suspend_asked_at: float | None = None
+    suspended_gpu: str = ""
     version: int = 0
 
     @property
@@ -395,12 +411,12 @@ class Replica:
 
     @property
     def waits_for_gpus(self) -> bool:
-        """Return whether its program runs and waits for GPUs, because it is lazy and has used CUDA."""
+        """Return whether its program runs and waits for GPUs to use CUDA."""
         running = self.state is ReplicaState.RUNNING
         return running and self.gpu_wanted_at is not None and self.gpu_lease is None
 
 
-LAZY_GPUS = -1  # in place of a replica's index: the GPUs of a lazy workload, which has the only index 0
+LAZY_GPUS = -1  # in place of a replica's index: GPUs with a lease of their own; the workload has the only index 0
 
 
 def holder_index(index: int) -> int:
@@ -417,7 +433,7 @@ class GpuLease:
     after the node has confirmed that no process is left. ``sharing`` is the mode of the shares; empty: the node's own.
     ``fence_after_s``: after this time without contact the node ends everything under the lease by itself, so nothing is
     left there although the node cannot confirm it. ``lost_s``: the seconds of work after its last checkpoint that were
-    lost because the pool or a failed node ended it. ``index`` is ``LAZY_GPUS`` for the GPUs of a lazy workload.
+    lost because the pool or a failed node ended it. ``index`` is ``LAZY_GPUS`` for GPUs with a lease of their own.
     """
 
     epoch: Epoch

@@ -269,6 +269,10 @@ class LocalLink:
         """Give GPUs to a lazy program that waits for them."""
         await self._ask("attach_gpus", key=key, epoch=epoch, shares=[asdict(share) for share in shares])
 
+    async def suspend(self, key: str, epoch: int, grace_s: float) -> None:
+        """Suspend a program, to take its GPUs."""
+        await self._ask("suspend", key=key, epoch=epoch, grace_s=grace_s)
+
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()
     ) -> tuple[tuple[int, ...], str]:

@@ -271,7 +271,7 @@ class Agent:
             del self.entries[spec.key]
             raise
         env, notes = prepared.env, prepared.notes
-        mode, guarantee = (prepared.mode, prepared.guarantee) if spec.gpus or spec.lazy else ("", "")
+        mode, guarantee = (prepared.mode, prepared.guarantee) if spec.gpus or spec.separate_gpus else ("", "")
         request = replace(request, added_env=env, notes=notes, mode=mode, guarantee=guarantee, binds=prepared.binds)
         entry.set_request(request)
         await self._prepare(entry)
@@ -318,15 +318,23 @@ class Agent:
         entry = self._known(key)
         if entry.exited:
             return
-        async with self.lazy_gpus.changing:
+        async with self.lazy_gpus.changing(key):
+            self.lazy_gpus.require_own_gpu(entry, shares)
             entry.give_gpus(epoch, shares)
             self.epochs.see(key, epoch)
             try:
                 # The record is first: the next agent completes the pages of a lease whose record names GPUs.
                 await asyncio.to_thread(entry.request.write, entry.folder)
                 self.sharing.attach(entry.request.mode, self.program(entry))
+                await self.lazy_gpus.resume(entry)
             except OSError as error:
                 raise self._not_written(error) from error
+
+    def suspend(self, key: str, epoch: int, grace_s: float) -> None:
+        """Suspend a program that has the GPUs of this epoch; return at once. Ignores unknown keys."""
+        entry = self.entries.get(key)
+        if entry is not None and not entry.exited and entry.request.spec.gpu_epoch == epoch:
+            self.lazy_gpus.suspend(entry, grace_s)
 
     def stop(self, key: str, grace_s: float, notice: Notice | None = None) -> None:
         """Stop the whole tree: TERM, then KILL after the grace period. Returns at once; ignores unknown keys.

@@ -214,12 +214,13 @@ class AttemptEntry:
         self.request, self.status = request, first_status(request, self.status.attach_path)
 
     def give_gpus(self, epoch: int, shares: tuple[GpuShare, ...]) -> None:
-        """Record the GPUs of a lazy program under the epoch of their lease; repetitions change nothing.
+        """Record the GPUs of a program under the epoch of their lease; repetitions change nothing.
 
-        Raises WRONG_STATE for a program that is not lazy, STALE_WRITE for an older epoch than that of its GPUs.
+        Raises WRONG_STATE for a program that cannot get GPUs while it runs, STALE_WRITE for an older epoch than that of
+        its GPUs.
         """
         spec = self.request.spec
-        if not spec.lazy:
+        if not spec.separate_gpus:
             raise GpupoolError(ErrorCode.WRONG_STATE, f"{self.key} was not started without GPUs.", "Start it again.")
         newest = max(spec.gpu_epoch, spec.gpu_returned)
         if epoch < newest or epoch == spec.gpu_returned:
@@ -229,10 +230,10 @@ class AttemptEntry:
                 "Nothing to do: a newer decision applies.",
             )
         self.request = replace(self.request, spec=replace(spec, gpus=shares, gpu_epoch=epoch))
-        self.status = replace(self.status, gpu_epoch=epoch)
+        self.status = replace(self.status, gpu_epoch=epoch, not_suspended="")
 
     def return_gpus(self) -> None:
-        """Record in its request that a lazy program has no GPUs any more; the status changes when that is written."""
+        """Record in its request that a program has no GPUs any more; the status changes when that is written."""
         spec = self.request.spec
         self.request = replace(self.request, spec=replace(spec, gpus=(), gpu_epoch=0, gpu_returned=spec.gpu_epoch))
 

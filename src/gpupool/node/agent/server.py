@@ -131,6 +131,10 @@ class Methods:
         shares = tuple(decode(GpuShare, share) for share in params["shares"])
         await self._agent.attach_gpus(params["key"], int(params["epoch"]), shares)
 
+    async def do_suspend(self, params: Params) -> Any:
+        """Suspend a program, to take its GPUs: ``key``, ``epoch``, ``grace_s``."""
+        self._agent.suspend(params["key"], int(params["epoch"]), max(0.0, float(params["grace_s"])))
+
     async def do_stop(self, params: Params) -> Any:
         """Stop a program: ``key``, ``grace_s``, ``notice``."""
         self._agent.stop(params["key"], float(params["grace_s"]), params.get("notice"))

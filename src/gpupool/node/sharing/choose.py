@@ -10,7 +10,16 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.sharing import LAZY_MODE, UNENFORCED, Sharing, mode_of_whole, traits_of
 from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
-from gpupool.node.ports import Attaching, Counting, NodeProgram, PreparedShare, SharingHost, SharingMode, SliceCount
+from gpupool.node.ports import (
+    Attaching,
+    Counting,
+    NodeProgram,
+    PreparedShare,
+    SharingHost,
+    SharingMode,
+    SliceCount,
+    Suspending,
+)
 from gpupool.node.sharing.variables import ADVISORY_NOTE, holds_instances
 
 ENTRY_POINTS = "gpupool.sharing"
@@ -57,7 +66,7 @@ class SharingModes:
 
         Raises ``GpupoolError(UNSUPPORTED)`` when the spec names a mode that this node cannot use.
         """
-        if spec.lazy:
+        if spec.separate_gpus:
             return self._asked(LAZY_MODE.value, spec), ""
         if spec.gpus and spec.sharing:
             mode = self._asked(spec.sharing, spec)
@@ -126,6 +135,11 @@ class SharingModes:
         """Take the GPUs from a lazy program; False if a process can still use them. Raises OSError."""
         found = self.mode(mode)
         return isinstance(found, Attaching) and found.detach(program, pids)
+
+    def suspending(self, mode: str) -> Suspending | None:
+        """Return the mode if it can suspend programs."""
+        found = self.mode(mode)
+        return found if isinstance(found, Suspending) else None
 
     async def release(self, mode: str, program: NodeProgram) -> None:
         """Clean up after the last process of the program."""

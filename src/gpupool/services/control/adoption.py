@@ -311,6 +311,8 @@ class _Writer:
                 last_active_at=draft.now,
                 gpu_lease=None,
                 gpu_wanted_at=None,
+                suspend_asked_at=None,
+                suspended_gpu="",
             )
         )
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lease.granted_at))

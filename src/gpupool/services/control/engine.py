@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import structlog
@@ -24,6 +25,7 @@ from gpupool.domain.work.lifecycle import (
     NotifyProgram,
     StartProgram,
     StopProgram,
+    SuspendProgram,
     grace_of,
     preemption_notice,
     stop,
@@ -262,6 +264,8 @@ class Engine:
                 await link.forget(replica.key)
             case AttachGpus():
                 await self._attach_gpus(link, replica)
+            case SuspendProgram(grace_s=grace_s):
+                await self._suspend(link, replica, grace_s)
 
     async def _attach_gpus(self, link: NodeLink, replica: Replica) -> None:
         lease = self.mirror.leases.get(replica.gpu_lease or Epoch(0))
@@ -274,6 +278,16 @@ class Engine:
                     raise
                 sentence = f"its node could not give it GPUs: {error.message}"
                 await self.transact(lambda draft: self._end_without_gpus(draft, now, sentence))
+
+    async def _suspend(self, link: NodeLink, replica: Replica, grace_s: float) -> None:
+        now = self.mirror.replica(replica.workload, replica.index)
+        if (
+            now is not None
+            and now.suspend_asked_at is not None
+            and now.gpu_lease is not None
+            and now.key == replica.key
+        ):
+            await link.suspend(replica.key, now.gpu_lease, grace_s)
 
     @staticmethod
     def _end_without_gpus(draft: Draft, replica: Replica, sentence: str) -> None:
@@ -297,7 +311,12 @@ class Engine:
             await self._stager.bring(link, workload, lambda: self._starts(replica))
             workload = self.mirror.workloads.get(replica.workload, workload)
             now = self.mirror.replica(replica.workload, replica.index) or now
-            lease = self.mirror.lease_of(now)
+            lease, gpus = (
+                self.mirror.leases.get(now.lease or Epoch(0)),
+                self.mirror.leases.get(now.gpu_lease or Epoch(0)),
+            )
+            if lease is not None and gpus is not None:
+                lease = replace(lease, shares=gpus.shares)
             host = self.mirror.workloads.get(workload.on) if workload.on is not None else None
             status = await link.start(self._specs.build(workload, now, lease, host))
         except NotReadyError as error:

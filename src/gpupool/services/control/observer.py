@@ -11,8 +11,9 @@ from typing import Any
 import structlog
 
 from gpupool.domain.errors import GpupoolError
+from gpupool.domain.events import Reason
 from gpupool.domain.ids import split_attempt_key
-from gpupool.domain.work.lifecycle import add_notes, mark_started, return_gpus, want_gpus
+from gpupool.domain.work.lifecycle import add_notes, mark_started, note_suspended_gpu, return_gpus, want_gpus
 from gpupool.domain.work.program.supervision import ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState
 from gpupool.services.control.adoption import Adoption
@@ -177,7 +178,10 @@ class Observer:
         replica = draft.take(add_notes(replica, status, draft.now))
         replica = transitions.note_progress(draft, workload, replica, status)
         if status.gpu_returned:
-            replica = draft.take(return_gpus(replica, status.gpu_returned, draft.now))
+            replica = draft.take(return_gpus(replica, status.gpu_returned, status.suspended_gpu, draft.now))
+        replica = draft.take(note_suspended_gpu(replica, status))
+        if status.not_suspended and replica.suspend_asked_at is not None and status.gpu_epoch == replica.gpu_lease:
+            replica = transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=status.not_suspended)
         if status.gpu_wanted_at is not None:
             draft.take(want_gpus(workload, replica, min(status.gpu_wanted_at, draft.now)))
         return True

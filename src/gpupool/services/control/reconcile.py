@@ -13,7 +13,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import attempt_key, split_attempt_key
 from gpupool.domain.nodes.gpu import Node, NodeReport, NodeState
-from gpupool.domain.work.lifecycle import POOL, AttachGpus, StartProgram, StopProgram, grace_of
+from gpupool.domain.work.lifecycle import POOL, AttachGpus, StartProgram, StopProgram, SuspendProgram, grace_of
 from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessPhase, ProcessStatus
 from gpupool.domain.work.workload import Replica, ReplicaState, Workload, WorkloadKind
 from gpupool.services.control.adoption import Adoption
@@ -240,6 +240,8 @@ class Reconciler:
                 self._start_missing(replica)
             elif replica.state is ReplicaState.STOPPING:
                 self._engine.send(StopProgram(replica, grace_of(workload, replica.next_reason)))
+            elif replica.suspend_asked_at is not None:
+                self._engine.send(SuspendProgram(replica, workload.limits.grace_s))
             elif replica.gpu_lease is not None:
                 self._engine.send(AttachGpus(replica))
 

@@ -340,7 +340,7 @@ class SchedulerFeed:
     def _running(self, lease: GpuLease) -> RunningReplica:
         workload = self._mirror.workloads.get(lease.workload)
         replica = self._mirror.holder(lease)
-        ends = replica is None or replica.state is ReplicaState.STOPPING or lease.epoch not in replica.leases
+        ends = replica is None or _ends(replica, lease)
         releasing = ends and (replica is None or not keeps_place(replica))
         if workload is None:
             return RunningReplica(lease, lease.granted_at, releasing=True)
@@ -382,7 +382,7 @@ class SchedulerFeed:
             self._withdraw(row.workload, row.index)
             if workload is not None and workload.gang is not None and row.state is ReplicaState.SUCCEEDED:
                 self._gang_shrank(workload)
-            if row.state is ReplicaState.STOPPING:
+            if row.state is ReplicaState.STOPPING or row.suspend_asked_at is not None:
                 for lease in [self._mirror.leases[epoch] for epoch in row.leases if epoch in self._mirror.leases]:
                     if lease.workload == row.workload:
                         self._scheduler.apply(LeaseTaken(self._running(lease)))
@@ -413,7 +413,7 @@ class SchedulerFeed:
         if held is not None:
             self._withdraw_all(workload_id)
             return
-        if workload.limits.lazy:
+        if workload.limits.separate_gpus:
             self._offer_gpus(workload, offered)
         counts = self._mirror.counts.get(workload_id, Counter())
         room = workload.parallelism - sum(n for state, n in counts.items() if state.placed) - len(offered)
@@ -442,7 +442,7 @@ class SchedulerFeed:
         return pending(self._with_gang(workload), row, rules)
 
     def _offer_gpus(self, workload: Workload, offered: set[int]) -> None:
-        """Offer the request of a lazy replica for GPUs, or withdraw it."""
+        """Offer the request of a running replica for GPUs, or withdraw it."""
         row = self._mirror.replica(workload.id, 0)
         wants = row is not None and row.waits_for_gpus
         if row is not None and wants and LAZY_GPUS not in offered:
@@ -493,3 +493,9 @@ class SchedulerFeed:
         if index is not None:
             return (workload, index) if index in offered else None
         return (workload, min(offered)) if offered else None
+
+
+def _ends(replica: Replica, lease: GpuLease) -> bool:
+    """Return whether a lease ends soon: its replica stops, is being suspended, or uses another one."""
+    suspended = replica.suspend_asked_at is not None and lease.index == LAZY_GPUS
+    return replica.state is ReplicaState.STOPPING or suspended or lease.epoch not in replica.leases

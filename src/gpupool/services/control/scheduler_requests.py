@@ -46,8 +46,11 @@ def pending_place(workload: Workload, row: Replica, rules: ProjectRules, nodes: 
 
 
 def pending_gpus(workload: Workload, row: Replica, rules: ProjectRules) -> PendingReplica:
-    """Return the request of a lazy replica for its GPUs, on the node where its program waits for them."""
-    request = _on_nodes(workload.gpus, row.node or "")
+    """Return the request of a replica for its GPUs, on the node where its program waits for them.
+
+    One that is suspended needs the GPU that it had before.
+    """
+    request = replace(_on_nodes(workload.gpus, row.node or ""), gpu_uuid=row.suspended_gpu)
     if not request.whole:
         request = replace(request, sharing=LAZY_MODE)  # the mode with which the program was started
     asked = replace(pending(workload, row, rules), index=LAZY_GPUS, request=request, cpus=0.0, memory_mib=0)
@@ -78,7 +81,7 @@ def running(workload: Workload, lease: GpuLease, rules: ProjectRules, row: Repli
         expected_end=workload.expires_at if workload.kind is WorkloadKind.LEASE else timed,
         gang=workload.gang,
         min_runtime_s=rules.min_runtime_s,
-        request=None if workload.limits.lazy else workload.gpus_of(lease.index),  # a lazy replica stays on its node
+        request=None if workload.limits.separate_gpus else workload.gpus_of(lease.index),  # None: it cannot be moved
         node_pools=rules.node_pools,
         grace_s=limits.preemption_grace_s,
         evictions=0 if row is None else row.interruptions,

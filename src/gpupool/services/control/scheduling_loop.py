@@ -33,6 +33,7 @@ MAX_PAUSE_S = 0.02  # between two cycles; events that arrive in between are hand
 TICK_S = 1.0
 WORKLOADS_PER_TICK = 1_000  # in a very large pool limits are enforced some seconds late
 IDLE_WARNING_FRACTION = 0.8  # of the idle limit, after which the user is warned
+SUSPENSION_TIMEOUT_S = 150.0  # after its grace period: the memory of a large GPU is copied in a minute
 CLIENT_TIMEOUT_S = 15.0  # a queued client-bound workload is stopped when its client is silent for longer
 
 log = structlog.get_logger("gpupool.scheduling_loop")
@@ -96,19 +97,28 @@ class SchedulingLoop:
                 self._engine.feed.invalidate()  # it was queued since: the next cycle gives it its own GPUs
                 self._engine.work.set()
                 continue
-            epoch = draft.next_epoch()
-            lease = lease_of(epoch, workload, replica, grant, draft.now)
-            fence_after_s = self._engine.feed.fence_after_s(workload, grant.node)
-            draft.put_lease(replace(lease, fence_after_s=fence_after_s))
-            draft.take(grant_lease(workload, replica, epoch, grant.node, draft.now))
+            self._grant(draft, workload, replica, grant)
             lifetime_s = workload.limits.max_time_s
             if workload.kind is WorkloadKind.LEASE and lifetime_s is not None:
                 draft.put_workload(replace(workload, expires_at=draft.now + lifetime_s))
         for eviction in decisions.evictions:
             self._evict(draft, eviction)
 
+    def _grant(self, draft: Draft, workload: Workload, replica: Replica, grant: Grant) -> None:
+        """Write the lease of a replica that starts, and that of its GPUs if they have one of their own."""
+        epoch = draft.next_epoch()
+        fence_after_s = self._engine.feed.fence_after_s(workload, grant.node)
+        lease = replace(lease_of(epoch, workload, replica, grant, draft.now), fence_after_s=fence_after_s)
+        gpus: Epoch | None = None
+        if grant.shares and workload.limits.separate_gpus:
+            gpus = draft.next_epoch()
+            draft.put_lease(replace(lease, epoch=gpus, index=LAZY_GPUS, cpus=0.0, memory_mib=0))
+            lease = replace(lease, shares=())
+        draft.put_lease(lease)
+        draft.take(grant_lease(workload, replica, epoch, grant.node, draft.now, gpus))
+
     def _grant_gpus(self, draft: Draft, workload: Workload, replica: Replica, grant: Grant) -> None:
-        """Write the lease of the GPUs that a lazy replica waits for, in addition to that of its place."""
+        """Write the lease of the GPUs that a running replica waits for, in addition to that of its place."""
         epoch, place = draft.next_epoch(), draft.lease(replica.lease)
         lease = lease_of(epoch, workload, replica, grant, draft.now)
         fence_after_s = None if place is None else place.fence_after_s
@@ -120,6 +130,9 @@ class SchedulingLoop:
         workload = draft.workload(eviction.workload)
         replica = draft.replica(eviction.workload, holder_index(eviction.index))
         if workload is None or replica is None or not replica.state.placed:
+            return
+        if eviction.index == LAZY_GPUS and workload.limits.suspendable and replica.state is ReplicaState.RUNNING:
+            draft.take(lifecycle.suspend(workload, replica, eviction.reason, draft.now))
             return
         lease = self._engine.mirror.lease_of(replica)
         lost = "" if lease is None else _loss(lifecycle.unsaved_s(workload, replica, draft.now) * lease.permille)
@@ -211,6 +224,8 @@ class LimitChecker:
             if workload.kind is WorkloadKind.LEASE:
                 self._check_expiry(draft, workload)
             self._check_window(draft, workload)
+            if workload.limits.suspendable:
+                self._check_suspension(draft, workload)
             if workload.limits.idle_timeout_s is not None:
                 self._check_idle(draft, workload, workload.limits.idle_timeout_s)
 
@@ -246,9 +261,19 @@ class LimitChecker:
                 sentence = f"its time window has closed; it {self._engine.feed.windows.note(workload)}"
                 transitions.stop(draft, workload, replica, Reason.WINDOW_CLOSED, sentence=sentence)
 
+    def _check_suspension(self, draft: Draft, workload: Workload) -> None:
+        """Stop what its node has not suspended in time, so that the work for which it was preempted can start."""
+        for replica in list(draft.replicas(workload.id)):
+            asked_at = replica.suspend_asked_at
+            if asked_at is not None and draft.now > asked_at + workload.limits.grace_s + SUSPENSION_TIMEOUT_S:
+                sentence = "preempted, and its node did not suspend it in time"
+                transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=sentence)
+
     def _check_idle(self, draft: Draft, workload: Workload, limit_s: float) -> None:
         for replica in list(draft.replicas(workload.id)):
-            if replica.state is not ReplicaState.RUNNING or (workload.limits.lazy and replica.gpu_lease is None):
+            if replica.state is not ReplicaState.RUNNING:
+                continue
+            if workload.limits.separate_gpus and replica.gpu_lease is None:
                 continue
             idle_s = draft.now - self._engine.last_active(workload, replica, draft.now)
             if idle_s <= limit_s * IDLE_WARNING_FRACTION:

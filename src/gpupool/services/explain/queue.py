@@ -94,7 +94,7 @@ class QueueService:
 
     def _waiting(self, workload: Workload, entries: dict[WorkloadId, tuple[int, float, int]]) -> QueueEntry | None:
         pending = self._engine.mirror.counts.get(workload.id, Counter())[ReplicaState.PENDING]
-        if not pending and workload.limits.lazy and workload.id in entries:
+        if not pending and workload.limits.separate_gpus and workload.id in entries:
             pending = 1  # its program runs and waits for GPUs
         if not pending:
             return None

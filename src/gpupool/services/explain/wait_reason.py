@@ -69,10 +69,9 @@ class WaitReasonService:
         )  # no await after this: the rest reads one state
         held = self._engine.feed.held(workload)
         counts = self._engine.mirror.counts.get(workload.id, Counter())
-        lazy = self._engine.mirror.replica(workload.id, 0) if workload.limits.lazy else None
+        lazy = self._engine.mirror.replica(workload.id, 0) if workload.limits.separate_gpus else None
         if not counts[ReplicaState.PENDING] and (lazy is None or not lazy.waits_for_gpus):
-            unused = lazy is not None and lazy.gpu_wanted_at is None
-            note = " It holds no GPU: its program has not used CUDA." if unused else ""
+            note = "" if lazy is None else _holds_nothing(lazy)
             return Explanation(WaitCode.NOT_WAITING, f"{workload.name} is {workload.state}.{note}")
         if held is not None:
             return self.held(workload, held)
@@ -106,6 +105,9 @@ class WaitReasonService:
             found = replace(found, sentence=join_clauses(found.sentence, f"its workspace is stored on {node}"))
         if found is not None and found.code in _WAITS_FOR_GPUS and (held := self._reserved_gpus(workload)):
             found = replace(found, sentence=join_clauses(found.sentence, held))
+        row = self._engine.mirror.replica(workload.id, 0)
+        if found is not None and row is not None and row.suspended_gpu:
+            found = replace(found, sentence=join_clauses(found.sentence, "it is suspended and needs its own GPU"))
         return found or Explanation(WaitCode.STARTING_SOON, f"{workload.name} is about to start.")
 
     def _reserved_gpus(self, workload: Workload) -> str:
@@ -219,6 +221,13 @@ def _resumption_sentence(why: Explanation) -> str:
     when = "start time unknown" if why.estimate_s is None else f"starts in about {format_duration(why.estimate_s)}"
     basis = f" ({why.estimate_basis})" if why.estimate_basis else ""
     return f"queued again: {place}{when}{basis}"
+
+
+def _holds_nothing(replica: Replica) -> str:
+    """Return the sentence that a running replica has no GPUs and does not wait for them; empty if it has."""
+    if replica.suspended_gpu and replica.gpu_lease is None:
+        return " It is suspended: it holds no GPU until it uses CUDA again."
+    return " It holds no GPU: its program has not used CUDA." if replica.gpu_wanted_at is None else ""
 
 
 def _state_of(workload: Workload, replica: Replica) -> str:

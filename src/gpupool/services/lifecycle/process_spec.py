@@ -58,8 +58,9 @@ class ProcessSpecs:
             argv, env, ports = program.argv, program.env, seat.ports
         limits = {name: getattr(workload.limits, name) for name in _NODE_LIMITS}
         limits |= {"cpus": workload.cpus_of(replica.index), "memory_mib": workload.memory_of(replica.index)}
-        if limits["lazy"] or (host is not None and host.limits.lazy):
-            limits["lazy"] = True
+        limits["suspendable"] = (host or workload).limits.suspendable
+        limits["lazy"] = (host or workload).limits.lazy
+        if (host or workload).limits.separate_gpus:
             env.pop(VISIBLE_DEVICES, None)  # the share library sets it
         container = self._container(workload, replica, host)
         inside = container is not None and bool(container.inside)
@@ -82,6 +83,7 @@ class ProcessSpecs:
             gpus=lease.shares if lease is not None else (),
             emulated=self.nodes.emulated(replica.node),
             lease=lease.epoch if lease is not None else 0,
+            gpu_epoch=replica.gpu_lease or 0,
             compute=lease.compute if lease is not None else workload.compute,
             sharing=lease.sharing if lease is not None else "",
             fence_after_s=lease.fence_after_s if lease is not None else None,

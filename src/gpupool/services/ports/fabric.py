@@ -71,6 +71,13 @@ class NodeLink(Protocol):
         Ignores a program that has ended. Raises NOT_FOUND, STALE_WRITE for an older epoch.
         """
 
+    async def suspend(self, key: str, epoch: int, grace_s: float) -> None:
+        """Suspend a program that has the GPUs of this lease; return at once. Ignore unknown keys and other epochs.
+
+        Its status says later that the GPUs are returned, or why they are not (``not_suspended``). A call of the driver
+        that does not end within ``grace_s`` prevents a suspension.
+        """
+
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int] = ()
     ) -> tuple[tuple[int, ...], str]:

@@ -139,9 +139,11 @@ class SubmissionService:
         if workspace.user != workload.user:
             raise forbidden(f"The home of {workspace.name} belongs to {workspace.user}.")
         self._check_unused(workspace.id, workload.program.argv)
-        if workload.limits.lazy and self._engine.mirror.reservation_of(workspace.id) is not None:
+        if workload.limits.separate_gpus and self._engine.mirror.reservation_of(workspace.id) is not None:
             raise GpupoolError(
-                ErrorCode.INVALID_REQUEST, f"{workspace.name} has reserved GPUs.", "Release them, or omit lazy."
+                ErrorCode.INVALID_REQUEST,
+                f"{workspace.name} has reserved GPUs.",
+                "Release them, or omit lazy and on_preempt.",
             )
         self._checks.workspaces.check_disk(workspace.user, workspace.project)
         labels = tuple(sorted({**dict(workload.gpus.labels), NODE: workspace.node}.items()))

@@ -201,7 +201,8 @@ class WorkloadRequest(Strict):
     notice_signal: Literal["TERM", "INT", "HUP", "QUIT", "USR1", "USR2"] = "TERM"
     """Signal that is sent before preemption; TERM follows later."""
     on_preempt: Annotated[OnPreempt, Field(strict=False)] = OnPreempt.SIGNAL
-    """On preemption: signal (notice, signal and grace period) or kill (at once: it has nothing to save)."""
+    """On preemption: signal (notice, signal and grace period), kill (at once: it has nothing to save) or suspend (its
+    GPU memory moves to the memory of its node; signal where that is not possible)."""
     lazy: bool = False
     """Hold no GPU until the program first uses CUDA; it then waits for its GPUs on its node. Experimental."""
     return_after: quantities.Duration = None
@@ -305,7 +306,7 @@ def _check_agreement(request: WorkloadRequest) -> None:
     _check_git(request)
     _check_workspace(request)
     _check_preemption(request)
-    _check_lazy(request)
+    _check_separate_gpus(request)
     _check_service(request)
     _check_replicas(request)
     _check_gang(request)
@@ -393,21 +394,29 @@ def _check_preemption(request: WorkloadRequest) -> None:
     _refuse_if(wrong, "cannot be kill for a program that saves its state when it is notified.", ("on_preempt",), hint)
 
 
-def _check_lazy(request: WorkloadRequest) -> None:
+def _check_separate_gpus(request: WorkloadRequest) -> None:
+    """Check a request whose program gets and returns its GPUs while it runs."""
     if not request.lazy:
         _refuse_if(request.return_after is not None, "is for lazy programs.", ("return_after",), "Add lazy: true.")
-        return
+    if request.on_preempt is OnPreempt.SUSPEND:
+        _check_single(request, "on_preempt", "can be suspend")
+        _refuse_if(request.gpus.count > 1, "can be suspend for one GPU only.", ("on_preempt",), "Use signal.")
+    elif request.lazy:
+        _check_single(request, "lazy", "can be true")
+
+
+def _check_single(request: WorkloadRequest, field: str, can: str) -> None:
     one = request.kind in {WorkloadKind.RUN, WorkloadKind.INTERACTIVE, WorkloadKind.TRAINING}
     many = request.sweep is not None or (request.completions or 1) > 1 or (request.parallelism or 1) > 1
     many = many or request.gang is not None or bool(request.roles)
-    _refuse_if(not one or many, "is for a single program.", ("lazy",))
-    _refuse_if(request.gpus.count == 0, "needs GPUs to wait for.", ("lazy",), "Add a number or a part of GPUs.")
+    _refuse_if(not one or many, f"{can} only for a single program.", (field,))
+    _refuse_if(request.gpus.count == 0, f"{can} only with GPUs.", (field,), "Add a number or a part of GPUs.")
     inside = request.image is not None
-    _refuse_if(inside, "must be false with an image: a container gets its GPUs at its start.", ("lazy",))
+    _refuse_if(inside, f"{can} only without an image: a container keeps its GPUs.", (field,))
     other = request.gpus.sharing not in {None, LAZY_MODE, mode_of_whole(partitioned=False)}
-    _refuse_if(other, f"needs the sharing mode {LAZY_MODE.value}.", ("lazy",))
+    _refuse_if(other, f"{can} only in the sharing mode {LAZY_MODE.value}.", (field,))
     instance = any(mentions_mig(model) for model in request.gpus.models)
-    _refuse_if(instance, "must be false for MIG instances.", ("lazy",))
+    _refuse_if(instance, f"{can} only for GPUs that are no MIG instances.", (field,))
 
 
 def _check_workspace(request: WorkloadRequest) -> None:

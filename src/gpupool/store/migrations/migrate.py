@@ -38,6 +38,7 @@ REVISIONS = (
     "0017",
     "0018",
     "0019",
+    "0020",
 )
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent

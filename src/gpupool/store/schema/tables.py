@@ -136,6 +136,8 @@ replicas = Table(
     Column("metrics", JSON(none_as_null=True)),
     Column("gpu_wanted_at", Double),
     Column("gpu_lease", BigInteger),
+    Column("suspend_asked_at", Double),
+    Column("suspended_gpu", Text, nullable=False, server_default=""),
 )
 
 leases = Table(

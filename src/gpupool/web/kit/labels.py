@@ -32,6 +32,9 @@ def sharing_text(workload: Workload) -> str:
     return ", ".join(word for word in words if word)
 
 
+ON_PREEMPT = {OnPreempt.KILL: "killed on preemption", OnPreempt.SUSPEND: "suspended on preemption"}
+
+
 def limits_text(limits: Limits) -> str:
     """Return ``time 4h00m, idle 30m00s, 8 cpus, memory 32 GiB``; empty without limits."""
     times = (("wait", limits.wait_s), ("time", limits.max_time_s), ("idle", limits.idle_timeout_s))
@@ -40,7 +43,7 @@ def limits_text(limits: Limits) -> str:
         parts.append(f"{limits.cpus:g} cpus")
     if limits.memory_mib is not None:
         parts.append(f"memory {format_mib(limits.memory_mib)}")
-    parts += ["killed on preemption"] if limits.on_preempt is OnPreempt.KILL else []
+    parts += [ON_PREEMPT[limits.on_preempt]] if limits.on_preempt in ON_PREEMPT else []
     if limits.return_after_s is not None:
         parts.append(f"returns unused GPUs after {format_duration(limits.return_after_s)}")
     return ", ".join(parts)

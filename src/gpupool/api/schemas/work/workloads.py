@@ -21,6 +21,8 @@ from gpupool.domain.work.workload import (
     WorkloadState,
 )
 
+LazyState = Literal["unused", "waiting", "held", "suspended"]
+
 
 class ReasonView(View):
     """The reason for a state: a code and a sentence."""
@@ -101,7 +103,7 @@ class WorkloadSummary(View):
     node: str | None
     ending: EndingView | None = None
     retrying: RetryingView | None = None
-    lazy: Literal["unused", "waiting", "held"] | None = None
+    lazy: LazyState | None = None
     waiting: ReasonView | None = None
 
 
@@ -114,8 +116,9 @@ class WorkloadView(WorkloadSummary):
     a part of a GPU is not decided, ``held`` on another workload's GPUs, ``none`` without any. ``workspace`` is the id
     of the workspace in whose home it runs, ``git`` the repository that is cloned before the start,
     ``mail`` the moments about which its user wants mail. ``ending`` is null
-    until it has ended; ``retrying`` is set while a replica waits for its next attempt. ``lazy`` is the state of a lazy
-    program that runs: it has not used CUDA (``unused``), waits for its GPUs (``waiting``) or has them (``held``).
+    until it has ended; ``retrying`` is set while a replica waits for its next attempt. ``lazy`` is the state of a
+    running lazy or suspendable program: it has not used CUDA (``unused``), waits for its GPUs (``waiting``), has them
+    (``held``), or has what was in their memory in the memory of its node (``suspended``).
     ``waiting`` is set in lists with ``reasons=true`` only: why it waits in the queue.
     """
 

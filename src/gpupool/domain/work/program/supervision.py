@@ -108,6 +108,7 @@ class ProcessSpec:
     none); ``cwd`` may then be relative to the home. ``lazy``: it starts without GPUs, and its first use of CUDA waits
     until ``gpus`` are attached, under the epoch ``gpu_epoch``. It returns them when no process has used CUDA for
     ``return_after_s`` (None: ``DEFAULT_RETURN_AFTER_S``); ``gpu_returned`` is the epoch of those returned last.
+    ``suspendable``: its processes may be suspended, so that others can use its GPUs.
     """
 
     key: str
@@ -144,11 +145,17 @@ class ProcessSpec:
     gpu_epoch: int = 0
     return_after_s: float | None = None
     gpu_returned: int = 0
+    suspendable: bool = False
 
     @property
     def lease_number(self) -> int:
         """Return the number that it shares with the other programs on its lease."""
         return self.lease or self.epoch
+
+    @property
+    def separate_gpus(self) -> bool:
+        """Return whether it gets and returns its GPUs while it runs."""
+        return self.lazy or self.suspendable
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -198,7 +205,9 @@ class ProcessStatus:
     ``mode`` is the sharing mode in force and ``guarantee`` a sentence that says what it guarantees; both are empty if
     the agent does not report them. ``saved_at``, ``step`` and ``metrics`` are the program's ``Progress``.
     ``gpu_wanted_at``: when a lazy program first used CUDA (None: not yet). ``gpu_epoch``: the epoch under which it got
-    its GPUs (0: it has none), ``gpu_returned`` that of those which it has returned (0: none).
+    its GPUs (0: it has none), ``gpu_returned`` that of those which it has returned (0: none). ``suspended_gpu`` is the
+    UUID of the GPU whose memory it has in the memory of the node (empty: none). ``not_suspended`` says why the pool's
+    request to suspend it on its present GPUs was refused (empty: it was not).
     """
 
     key: str
@@ -218,6 +227,8 @@ class ProcessStatus:
     gpu_wanted_at: float | None = None
     gpu_epoch: int = 0
     gpu_returned: int = 0
+    suspended_gpu: str = ""
+    not_suspended: str = ""
 
     def moved_by(self, seconds: float) -> ProcessStatus:
         """Return the status with all its times moved, from the clock of the node to that of the pool."""

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +119,35 @@ class LeaseFolder:
             return None
         return found.st_mtime if found.st_size else None
 
-    def lazy(self) -> bool:
-        """Return True if it is that of a lazy lease."""
+    def ask_again(self) -> None:
+        """Forget that a program waits: the next one that does asks again. Raises OSError."""
+        os.truncate(self.path / WAITING, 0)
+
+    def ask(self) -> None:
+        """Write that a program waits. Raises OSError."""
+        fd = os.open(self.path / WAITING, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, b"1", 0)
+        finally:
+            os.close(fd)
+
+    def set_suspended(self, *, suspended: bool) -> None:
+        """Write whether its processes are suspended; they see it at once. Raises OSError."""
+        fd = os.open(self.path / CONTROL, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(fd, int(suspended).to_bytes(4, sys.byteorder), pages.SUSPENDED_OFFSET)
+        finally:
+            os.close(fd)
+
+    def suspended_gpu(self) -> str:
+        """Return the UUID of the GPU from which its processes were suspended; empty: they are not."""
+        if not any(self._read(CONTROL, 4, pages.SUSPENDED_OFFSET)):
+            return ""
+        text = self._read(CONTROL, pages.UUID_TEXT_BYTES, pages.PAGE + pages.UUID_TEXT_OFFSET)
+        return text.rstrip(b"\0").decode(errors="replace")
+
+    def attachable(self) -> bool:
+        """Return True if its GPUs can be given and taken: a lazy lease, or one that can be suspended."""
         return (self.path / WAITING).exists()
 
     def sound(self) -> bool:
@@ -147,19 +175,22 @@ def make_leases_folder(parent: Path, *, shared: bool) -> None:
     parent.chmod(mode)
 
 
-def make_lease_folder(parent: Path, lease: int, control: bytes | None, gpu_count: int, uid: int | None) -> LeaseFolder:
+def make_lease_folder(
+    parent: Path, lease: int, control: bytes | None, gpu_count: int, uid: int | None, *, attachable: bool = False
+) -> LeaseFolder:
     """Create a folder for a lease whose programs run as ``uid`` (None: as the agent).
 
-    Without ``control`` it is a lazy lease, which gets its pages later. Raises OSError; nothing is left then.
+    ``attachable``: GPUs can be given to it and taken from it. Without ``control`` it gets its first ones later. Raises
+    OSError; nothing is left then.
     """
     name = f"{lease}-{secrets.token_urlsafe(_SECRET_BYTES)}"
     new = parent / f"{_NEW}{name}"
     try:
         new.mkdir()
         new.chmod(0o711)
-        if control is None:
+        if attachable or control is None:
             _write(new / WAITING, b"", 0o600, uid)
-        else:
+        if control is not None:
             _write(new / CONTROL, control, 0o644, None)
             _write(new / STATUS, pages.status_pages(gpu_count), 0o600, uid)
         new.rename(parent / name)

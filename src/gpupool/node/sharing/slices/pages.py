@@ -23,13 +23,15 @@ STATUS_GPU = PAGE + SLOT * SLOTS
 PATH_LIMIT = 1023
 LABEL_LIMIT = 127
 HEARTBEAT_OFFSET = 260  # of a GPU's control page
+UUID_TEXT_OFFSET, UUID_TEXT_BYTES = 16, 96  # likewise
+SUSPENDED_OFFSET = 2196  # of the control header
 
 POLICIES = {ComputePolicy.NONE: 0, ComputePolicy.GUARANTEE: 1, ComputePolicy.CAP: 2}
 
-_CONTROL_HEADER = struct.Struct("=QII128s1024s1024s")
+_CONTROL_HEADER = struct.Struct("=QII128s1024s1024sI")
 _CONTROL_GPU = struct.Struct("=16s96sQQIII")
 _STATUS_HEADER = struct.Struct("=QII")
-_SLOT = struct.Struct("=QQIIQQQQQQ")
+_SLOT = struct.Struct("=QQIIQQQQQQ120xQ")
 _UNITS_SHIFT = 30
 _PID_BITS = 22
 _MEASURED = 1  # in the flags of a slot
@@ -52,6 +54,7 @@ class LedgerSlot:
 
     ``context_bytes`` of the ledger are the driver's memory for the context, ``measured`` or estimated; the rest was
     requested by the program. ``state`` changes with every operation: equal values before and after mean no change.
+    ``calls`` are those of the driver, counted in suspendable leases.
     """
 
     pid: int
@@ -62,6 +65,7 @@ class LedgerSlot:
     context_bytes: int
     measured: bool
     state: tuple[int, int]
+    calls: int = 0
 
     @property
     def asked_bytes(self) -> int:
@@ -78,12 +82,14 @@ def uuid_bytes(uuid: str) -> bytes:
     return value
 
 
-def control_pages(label: str, cuda_driver: str, nvml_driver: str, gpus: Sequence[GpuPage]) -> bytes:
+def control_pages(
+    label: str, cuda_driver: str, nvml_driver: str, gpus: Sequence[GpuPage], *, suspendable: bool = False
+) -> bytes:
     """Return a complete control file. Raises ValueError if the values do not fit."""
     paths = [path.encode() for path in (cuda_driver, nvml_driver)]
     if any(len(path) > PATH_LIMIT for path in paths) or not 0 < len(gpus) <= MAX_GPUS:
         raise ValueError("a path is too long, or there are too many GPUs")
-    header = _CONTROL_HEADER.pack(MAGIC, ABI, len(gpus), label.encode()[:LABEL_LIMIT], *paths)
+    header = _CONTROL_HEADER.pack(MAGIC, ABI, len(gpus), label.encode()[:LABEL_LIMIT], *paths, int(suspendable))
     return b"".join([header.ljust(PAGE, b"\0"), *(_control_gpu(gpu).ljust(PAGE, b"\0") for gpu in gpus)])
 
 
@@ -126,7 +132,7 @@ def read_slots(data: bytes) -> tuple[LedgerSlot, ...]:
 
 
 def _slot(fields: tuple[int, ...]) -> LedgerSlot:
-    owner, pid_ns, host_pid, flags, intent, ledger, _applied, _vmm, _pool, context_bytes = fields
+    owner, pid_ns, host_pid, flags, intent, ledger, _applied, _vmm, _pool, context_bytes, calls = fields
     return LedgerSlot(
         pid=owner & ((1 << _PID_BITS) - 1),
         start=owner >> _PID_BITS,
@@ -136,4 +142,5 @@ def _slot(fields: tuple[int, ...]) -> LedgerSlot:
         context_bytes=context_bytes,
         measured=bool(flags & _MEASURED),
         state=(intent, ledger),
+        calls=calls,
     )

@@ -10,6 +10,7 @@ library is detected by ``watch``, warned and ended.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,12 +40,14 @@ from gpupool.node.sharing.slices.lease_folder import (
     make_leases_folder,
     stale_folders,
 )
+from gpupool.node.sharing.slices.suspension import CheckpointHelper, SuspendedGpu, Suspender, slot_lives
 from gpupool.node.sharing.slices.watch import GrantCount, SliceWatch, Tenant, TenantGpu
 from gpupool.node.sharing.variables import SIMULATED_NOTE, visible_gpus
 
 LEASE_DIR = "GPUPOOL_LEASE_DIR"
 LEASES = "leases"
 CONTEXT_SIZES = "context-sizes.json"
+SUSPEND = "GPUPOOL_SUSPEND"  # an agent's variable, 1: programs may be suspended on real GPUs
 MAX_WARNING_CHARS = 300  # characters
 UNHOOKED_NOTE = "the driver provides functions that the share library does not know: limits may not apply to them"
 _MIB = 1 << 20
@@ -85,12 +88,27 @@ class ShareSharing:
         self._arbiter = Arbiter(Product.ARBITER.path, self._on_message)
         self._sizes = ContextSizes(host.folder / CONTEXT_SIZES)
         self._watch = SliceWatch(self._arbiter, self._tenants, host, self._sizes)
+        self._found_suspender: Suspender | None = None
 
     def missing(self) -> str:
         """Return why this node cannot enforce slices; determined once."""
         if self._found is None:
             self._found = find_capabilities(self._host)
         return self._found if isinstance(self._found, str) else ""
+
+    @property
+    def _suspender(self) -> Suspender:
+        """The suspender of this node. Raises ``GpupoolError`` where suspension is not allowed."""
+        if self._found_suspender is None:
+            caps = self._caps()
+            if not caps.env and os.environ.get(SUSPEND) != "1":
+                raise GpupoolError(
+                    ErrorCode.UNSUPPORTED, "Its node does not suspend programs.", f"Set {SUSPEND}=1 for its agent."
+                )
+            env = {name: value for name, value in os.environ.items() if name not in {VARIABLE, LEASE_DIR}}
+            helper = CheckpointHelper(caps.drivers.cuda, env | dict(caps.env))
+            self._found_suspender = Suspender(helper, caps.drivers.nvml)
+        return self._found_suspender
 
     def _caps(self) -> ShareCapabilities:
         why = self.missing()
@@ -113,8 +131,8 @@ class ShareSharing:
     def _adopt(self, program: NodeProgram) -> None:
         number, path = program.spec.lease_number, Path(program.env.get(LEASE_DIR, ""))
         lease = self._leases.get(number)
-        if program.spec.lazy:
-            self._adopt_lazy(number, path, program)
+        if program.spec.separate_gpus:
+            self._adopt_attachable(number, path, program)
             return
         if lease is None:
             folder = LeaseFolder(number, path, len(program.spec.gpus))
@@ -124,12 +142,14 @@ class ShareSharing:
             lease = self._leases[number] = _Lease(folder, program.spec.gpus)
         lease.programs[program.spec.key] = program
 
-    def _adopt_lazy(self, number: int, path: Path, program: NodeProgram) -> None:
-        """Take over a program of a lazy lease; if the last agent could not write its pages, write them."""
+    def _adopt_attachable(self, number: int, path: Path, program: NodeProgram) -> None:
+        """Take over a program whose lease gets and returns GPUs; write pages that the last agent could not write."""
         folder = LeaseFolder(number, path, 0)
-        if path.parent != self._parent or not folder.lazy():
-            log_event("folder of a lazy lease is gone", lease=number, key=program.spec.key, folder=str(path))
+        if path.parent != self._parent or not folder.attachable():
+            log_event("folder of a lease is gone", lease=number, key=program.spec.key, folder=str(path))
             return
+        if folder.suspended_gpu():
+            folder = LeaseFolder(number, path, 1)
         lease = self._leases.setdefault(number, _Lease(folder, ()))
         lease.programs[program.spec.key] = program
         if lease.gpus or not program.spec.gpus:
@@ -167,20 +187,56 @@ class ShareSharing:
         return None if lease is None else lease.folder.wanted_at()
 
     def in_use(self, program: NodeProgram) -> bool:
-        """Return whether a process has a slot of the lease."""
+        """Return whether a process has a slot of the lease; the slots of the dead stay while it is suspended."""
         lease = self._leases.get(program.spec.lease_number)
-        return lease is None or any(lease.folder.read_slots(gpu) for gpu in range(len(lease.gpus)))
+        if lease is None or not lease.folder.suspended_gpu():
+            return lease is None or any(lease.folder.read_slots(gpu) for gpu in range(len(lease.gpus)))
+        return any(slot_lives(slot) for slot in lease.folder.read_slots(0))
 
     def detach(self, program: NodeProgram, pids: Callable[[], frozenset[int]]) -> bool:
         """Remove the pages of a lazy lease unless a process has them, and inform the arbiter."""
         lease = self._leases.get(program.spec.lease_number)
         if lease is None or not lease.folder.withdraw(pids):
             return False
+        self._take_gpus(lease)
+        lease.folder = LeaseFolder(lease.folder.lease, lease.folder.path, 0)
+        return True
+
+    def _take_gpus(self, lease: _Lease) -> None:
         self._arbiter.remove(lease.folder.path)
-        lease.folder, lease.gpus = LeaseFolder(lease.folder.lease, lease.folder.path, 0), ()
+        lease.gpus = ()
         lease.counts.clear()
         lease.grants.clear()
-        return True
+
+    def suspended_gpu(self, program: NodeProgram) -> str:
+        """Return the GPU whose memory the lease has in the host's memory; empty: none."""
+        lease = self._leases.get(program.spec.lease_number)
+        return "" if lease is None else lease.folder.suspended_gpu()
+
+    def calls(self, program: NodeProgram) -> int:
+        """Return the calls of the driver by all processes of the lease."""
+        lease = self._leases.get(program.spec.lease_number)
+        return 0 if lease is None else sum(slot.calls for slot in lease.folder.read_slots(0))
+
+    async def suspend(self, program: NodeProgram, pids: Callable[[], frozenset[int]], timeout_s: float) -> None:
+        """Suspend all processes of the lease and take its GPU."""
+        lease = self._leases.get(program.spec.lease_number)
+        if lease is None or len(lease.gpus) != 1:
+            raise GpupoolError(ErrorCode.WRONG_STATE, "The program does not use exactly one GPU.", "It continues.")
+        await self._suspender.suspend(SuspendedGpu(lease.folder, lease.gpus[0].gpu_uuid, pids), timeout_s)
+        self._take_gpus(lease)
+
+    async def resume(self, program: NodeProgram, pids: Callable[[], frozenset[int]]) -> None:
+        """Let the processes of the lease run again."""
+        lease = self._leases.get(program.spec.lease_number)
+        if lease is not None and (gpu := lease.folder.suspended_gpu()):
+            await self._suspender.resume(SuspendedGpu(lease.folder, gpu, pids))
+
+    def want_gpus(self, program: NodeProgram) -> None:
+        """Note that the suspended program wants its GPU back."""
+        lease = self._leases.get(program.spec.lease_number)
+        if lease is not None:
+            lease.folder.ask()
 
     async def prepare(self, program: NodeProgram) -> PreparedShare:
         """Create a folder for a new lease, or add the program to an existing lease."""
@@ -212,9 +268,10 @@ class ShareSharing:
 
     def _make(self, number: int, program: NodeProgram) -> _Lease:
         spec = program.spec
-        control = self._control(number, program) if spec.gpus or not spec.lazy else None
+        control = self._control(number, program) if spec.gpus or not spec.separate_gpus else None
         make_leases_folder(self._parent, shared=self._host.shared)
-        folder = make_lease_folder(self._parent, number, control, len(spec.gpus), spec.uid)
+        attachable = spec.separate_gpus
+        folder = make_lease_folder(self._parent, number, control, len(spec.gpus), spec.uid, attachable=attachable)
         lease = self._leases[number] = _Lease(folder, spec.gpus)
         if control is not None:
             self._begin(lease)
@@ -225,7 +282,9 @@ class ShareSharing:
         caps = self._caps()
         cuda, nvml = program.path_inside(caps.drivers.cuda), program.path_inside(caps.drivers.nvml)
         try:
-            return pages.control_pages(f"lease {number}", cuda, nvml, self._gpu_pages(program.spec, caps))
+            gpus = self._gpu_pages(program.spec, caps)
+            suspendable = program.spec.suspendable and len(gpus) == 1
+            return pages.control_pages(f"lease {number}", cuda, nvml, gpus, suspendable=suspendable)
         except ValueError as error:
             raise GpupoolError(
                 ErrorCode.UNSUPPORTED,
@@ -257,12 +316,15 @@ class ShareSharing:
         """End the arbiter. Until the next one starts, the hardware shares time; memory limits remain."""
         await self._watch.close()
         await self._arbiter.close()
+        if self._found_suspender is not None:
+            await self._found_suspender.close()
 
     # -- messages and counts -----------------------------------------------------------------------------------------
 
     def helpers(self) -> frozenset[int]:
-        """Return no processes: the arbiter uses no GPU."""
-        return frozenset()
+        """Return the process that suspends others; the arbiter uses no GPU."""
+        pid = None if self._found_suspender is None else self._found_suspender.pid
+        return frozenset() if pid is None else frozenset({pid})
 
     def _tenants(self) -> list[Tenant]:
         return [
