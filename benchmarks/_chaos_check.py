@@ -51,6 +51,7 @@ class Checks:
         self.runs = list(self._read_runs())
         self._events = self._read_events()
         ((self.gpus_returned,),) = rows(pool, "SELECT count(*) FROM events WHERE reason = 'GPUS_RETURNED'")
+        ((self.suspensions,),) = rows(pool, "SELECT count(*) FROM events WHERE reason = 'GPUS_SUSPENDED'")
 
     def all(self) -> dict[str, list[str]]:
         """Return the violations by kind."""

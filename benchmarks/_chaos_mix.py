@@ -1,4 +1,6 @@
-"""The workloads of the chaos test: jobs, lazy jobs, sweeps, leases and attached clients, with the expected ends."""
+"""The workloads of the chaos test: jobs, lazy and suspended ones, sweeps, leases and attached clients, with the expected
+ends.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Planned:
     """One workload of the mix: the end of its program without interference, and the output of its client."""
 
     name: str
-    kind: str  # batch, lazy, sweep, lease, run, client
+    kind: str  # batch, lazy, held, sweep, lease, run, client
     status: int = 0
     completions: int = 1
     parallelism: int = 1
@@ -105,11 +107,13 @@ class Mix:
             time.sleep(self._random.uniform(0.02, 0.15))
 
     def _add_one(self, api: Api) -> None:
-        choice = self._random.choices(("batch", "lazy", "sweep", "lease", "run"), (40, 10, 10, 10, 30))[0]
+        choice = self._random.choices(("batch", "lazy", "held", "sweep", "lease", "run"), (38, 6, 6, 10, 10, 30))[0]
         if choice == "batch":
             self._batch(api)
         elif choice == "lazy":
             self._lazy(api)
+        elif choice == "held":
+            self._held(api)
         elif choice == "sweep":
             self._sweep(api)
         else:
@@ -150,6 +154,14 @@ class Mix:
         body = self._body(planned, self._random, uses=self._random.randint(0, 3))
         body |= {"gpus": self._random.choice(GPUS[:5]), "kind": "training", "lazy": True, "return_after": "1s"}
         submit(api, body)
+
+    def _held(self, api: Api) -> None:
+        """Submit a job that is suspended between its uses of CUDA, and checks what it has in GPU memory."""
+        planned = self._plan("held")
+        body = self._body(planned, self._random, uses=self._random.randint(1, 3))
+        body["env"]["CHAOS_HOLDS"] = "1"
+        body |= {"gpus": self._random.choice(GPUS[:5]), "kind": "training", "lazy": True, "return_after": "1s"}
+        submit(api, body | {"on_preempt": "suspend"})
 
     def _sweep(self, api: Api) -> None:
         planned = self._plan("sweep", completions=self._random.randint(3, 7), parallelism=self._random.randint(1, 3))

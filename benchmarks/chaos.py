@@ -2,7 +2,8 @@
 
 `python benchmarks/chaos.py --kills 1000 --seed 1 [--minutes 30] [--burners 4] [--database postgres]`
 
-A private pool of four emulated GPUs runs batch jobs, sweeps, leases with client commands, and attached clients. The
+A private pool of four emulated GPUs runs batch, lazy and suspended jobs, sweeps, leases with client commands, and
+attached clients. The
 control plane, the agent, the spawner, the arbiter, a shepherd, a client, the supervisor, or all of them get SIGKILL.
 With `--burners N` each program has N busy loops, so the machine is overloaded; the result contains the load. Over
 PostgreSQL there are two control planes, one of which leads; the server and the leader are killed and frozen, too, and
@@ -126,6 +127,7 @@ def report(mix: Mix, killer: Killer, checks: Checks) -> dict[str, Any]:
         "replicas": len(checks.runs),
         "attempts": sum(run.attempt for run in checks.runs),
         "gpus_returned": checks.gpus_returned,
+        "suspensions": checks.suspensions,
         "clients_left_behind": sum(planned.left_behind for planned in mix.planned.values()),
         "seconds_from_a_supervisors_death_to_a_pool_that_answers_p50": round(percentile(outages, 50), 2)
         if outages
@@ -144,6 +146,7 @@ def show(result: dict[str, Any]) -> None:
     print()
     ran = [*result["workloads"].items(), ("replicas", result["replicas"]), ("attempts", result["attempts"])]
     ran.append(("returns of GPUs by lazy jobs", result["gpus_returned"]))
+    ran.append(("suspensions", result["suspensions"]))
     print(table(("mix", "number"), ran))
     print()
     print(table(("violation", "found", "goal"), [(name, n, 0) for name, n in result["violations"].items()]))

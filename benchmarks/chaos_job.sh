@@ -11,6 +11,10 @@ if [ "$4" = 1 ]; then
     (setsid sleep 600 >/dev/null 2>&1 &) # a daemon that nobody would miss: the pool has to end it
 fi
 uses=$6
+if [ -n "$CHAOS_HOLDS" ]; then # one process keeps memory of its GPU over all uses
+    "$CHAOS_PYTHON" -S "${0%/*}/chaos_holder.py" "$uses" || exit 9
+    uses=0
+fi
 while [ "${uses:-0}" -gt 0 ]; do
     "$CHAOS_PYTHON" -S -c "import ctypes; raise SystemExit(ctypes.CDLL('libcuda.so.1').cuInit(0))" || exit 9
     sleep 1.5
