@@ -205,6 +205,7 @@ class Checks:
                 yield f"{what} {path}"
         known = {"api.sock", "agent.sock", "notify.sock", "state.json", "fake-gpus", *owned}
         known |= {"heard", "control-plane.phase"}  # when the node was last in contact; what a start was doing
+        known |= {"context-sizes.json"}  # learnt by the agent
         for path in self._pool.run_dir.iterdir():
             if path.name not in known:
                 yield f"{path}"

@@ -1,6 +1,4 @@
-"""The workloads of the chaos test: jobs, lazy and suspended ones, sweeps, leases and attached clients, with the expected
-ends.
-"""
+"""The workloads of the chaos test, with the expected ends: jobs (also lazy, suspended), sweeps, leases, clients."""
 
 from __future__ import annotations
 

@@ -312,6 +312,11 @@ def test_suspension_needs_room_in_the_memory_of_the_machine(tmp_path: Path, monk
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 8000000 kB\nMemAvailable: 1100000 kB\n")
     monkeypatch.setattr(suspension, "MEMINFO", meminfo)
-    suspension.require_room(40 * MIB)
-    with pytest.raises(GpupoolError, match="1074 MiB of free memory, and 80 MiB are needed"):
-        suspension.require_room(80 * MIB)
+    suspension.require_room(40 * MIB, None, ())
+    with pytest.raises(GpupoolError, match="50 MiB of memory are free for it, and 80 MiB are needed"):
+        suspension.require_room(80 * MIB, None, ())
+    meminfo.write_text("MemAvailable: 99000000 kB\n")
+    own = [os.getpid()]
+    with pytest.raises(GpupoolError, match=" 0 MiB of memory are free for it"):
+        suspension.require_room(MIB, 1, own)
+    suspension.require_room(MIB, 4096, own)

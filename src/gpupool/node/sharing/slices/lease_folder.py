@@ -135,6 +135,8 @@ class LeaseFolder:
         """Write whether its processes are suspended; they see it at once. Raises OSError."""
         fd = os.open(self.path / CONTROL, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            if suspended:  # the correction was the driver's count of what leaves the GPU
+                os.pwrite(fd, bytes(8), pages.correction_offset())
             os.pwrite(fd, int(suspended).to_bytes(4, sys.byteorder), pages.SUSPENDED_OFFSET)
         finally:
             os.close(fd)

@@ -23,6 +23,7 @@ STATUS_GPU = PAGE + SLOT * SLOTS
 PATH_LIMIT = 1023
 LABEL_LIMIT = 127
 HEARTBEAT_OFFSET = 260  # of a GPU's control page
+CORRECTION_OFFSET = 192  # likewise
 UUID_TEXT_OFFSET, UUID_TEXT_BYTES = 16, 96  # likewise
 SUSPENDED_OFFSET = 2196  # of the control header
 
@@ -122,6 +123,11 @@ def slots_offset(gpu: int) -> int:
 def heartbeat_offset(gpu: int = 0) -> int:
     """Return the offset of the arbiter's heartbeat in a control file."""
     return PAGE * (1 + gpu) + HEARTBEAT_OFFSET
+
+
+def correction_offset(gpu: int = 0) -> int:
+    """Return the offset of the driver's count beyond the ledgers in a control file."""
+    return PAGE * (1 + gpu) + CORRECTION_OFFSET
 
 
 def read_slots(data: bytes) -> tuple[LedgerSlot, ...]:

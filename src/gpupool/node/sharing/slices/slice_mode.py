@@ -61,13 +61,17 @@ _SHARE = (Product.SHARE_CUDA, Product.SHARE_CUDA_ALIAS, Product.SHARE_NVML)
 
 @dataclass(slots=True)
 class _Lease:
-    """A lease with its programs by key; ``counts`` are the arbiter's latest by GPU: seconds held, bytes, time."""
+    """A lease with its programs by key; ``counts`` are the arbiter's latest by GPU: seconds held, bytes, time.
+
+    ``resting``: its processes are suspended, or about to be; neither the arbiter nor the watch knows it then.
+    """
 
     folder: LeaseFolder
     gpus: tuple[GpuShare, ...]
     programs: dict[str, NodeProgram] = field(default_factory=dict)
     counts: dict[str, tuple[float, int, float]] = field(default_factory=dict)
     grants: dict[str, GrantCount] = field(default_factory=dict)
+    resting: bool = False
 
     @property
     def policy(self) -> ComputePolicy:
@@ -125,7 +129,7 @@ class ShareSharing:
         for path in stale_folders(self._parent, frozenset(lease.folder.path for lease in self._leases.values())):
             LeaseFolder(0, path, 0).remove()
         for lease in self._leases.values():
-            if lease.gpus:
+            if lease.gpus and not lease.resting:
                 self._begin(lease)
 
     def _adopt(self, program: NodeProgram) -> None:
@@ -148,9 +152,10 @@ class ShareSharing:
         if path.parent != self._parent or not folder.attachable():
             log_event("folder of a lease is gone", lease=number, key=program.spec.key, folder=str(path))
             return
-        if folder.suspended_gpu():
+        resting = bool(folder.suspended_gpu())
+        if resting:
             folder = LeaseFolder(number, path, 1)
-        lease = self._leases.setdefault(number, _Lease(folder, ()))
+        lease = self._leases.setdefault(number, _Lease(folder, (), resting=resting))
         lease.programs[program.spec.key] = program
         if lease.gpus or not program.spec.gpus:
             return
@@ -174,7 +179,8 @@ class ShareSharing:
         lease.programs[program.spec.key] = program
         if not lease.gpus:
             self._complete(lease, program)
-            self._begin(lease)
+            if not lease.resting:
+                self._begin(lease)
 
     def _complete(self, lease: _Lease, program: NodeProgram) -> None:
         spec = program.spec
@@ -199,7 +205,7 @@ class ShareSharing:
         if lease is None or not lease.folder.withdraw(pids):
             return False
         self._take_gpus(lease)
-        lease.folder = LeaseFolder(lease.folder.lease, lease.folder.path, 0)
+        lease.folder, lease.resting = LeaseFolder(lease.folder.lease, lease.folder.path, 0), False
         return True
 
     def _take_gpus(self, lease: _Lease) -> None:
@@ -223,14 +229,28 @@ class ShareSharing:
         lease = self._leases.get(program.spec.lease_number)
         if lease is None or len(lease.gpus) != 1:
             raise GpupoolError(ErrorCode.WRONG_STATE, "The program does not use exactly one GPU.", "It continues.")
-        await self._suspender.suspend(SuspendedGpu(lease.folder, lease.gpus[0].gpu_uuid, pids), timeout_s)
+        gpu = SuspendedGpu(lease.folder, lease.gpus[0].gpu_uuid, pids, program.spec.memory_mib)
+        suspender, lease.resting = self._suspender, True
+        self._arbiter.remove(lease.folder.path)
+        try:
+            await suspender.suspend(gpu, timeout_s)
+        except GpupoolError:
+            self._wake(lease)
+            raise
         self._take_gpus(lease)
 
     async def resume(self, program: NodeProgram, pids: Callable[[], frozenset[int]]) -> None:
         """Let the processes of the lease run again."""
         lease = self._leases.get(program.spec.lease_number)
         if lease is not None and (gpu := lease.folder.suspended_gpu()):
-            await self._suspender.resume(SuspendedGpu(lease.folder, gpu, pids))
+            await self._suspender.resume(SuspendedGpu(lease.folder, gpu, pids, None))
+            self._wake(lease)
+
+    def _wake(self, lease: _Lease) -> None:
+        """Serve a lease again whose processes run; after a failure, they may still be suspended."""
+        lease.resting = bool(lease.folder.suspended_gpu())
+        if not lease.resting:
+            self._begin(lease)
 
     def want_gpus(self, program: NodeProgram) -> None:
         """Note that the suspended program wants its GPU back."""
@@ -334,7 +354,7 @@ class ShareSharing:
                 {key: program.folder for key, program in lease.programs.items()},
             )
             for lease in self._leases.values()
-            if lease.gpus
+            if lease.gpus and not lease.resting
         ]
 
     def _tenant_gpu(self, share: GpuShare, lease: _Lease) -> TenantGpu:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import mmap
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -28,10 +29,12 @@ from gpupool.node.sharing.slices.lease_folder import LeaseFolder
 from gpupool.node.sharing.slices.pages import LedgerSlot
 
 RUNNING, LOCKED, CHECKPOINTED = 0, 1, 2  # CUprocessState
-_SUCCESS, _OUT_OF_MEMORY = 0, 2  # CUresult
+_SUCCESS, _OUT_OF_MEMORY, _NOT_READY = 0, 2, 600  # CUresult
 _NAMES = {2: "out of memory", 401: "illegal state", 600: "a call or work on the GPU did not end in time"}
 SETTLE_S = 0.1  # between the word and the first lock: a thread may have read the word just before
 COPY_TIMEOUT_S = 120.0  # for the memory of one process in one direction
+LOCK_STEP_S = 0.5
+MIN_LOCK_S = 0.001
 START_TIMEOUT_S = 60.0
 ROOM_TIMEOUT_S = 10.0  # a program that ends may release its memory a moment after its lease
 ROOM_PAUSE_S = 0.25
@@ -116,6 +119,7 @@ class SuspendedGpu:
     folder: LeaseFolder
     uuid: str
     pids: Callable[[], frozenset[int]]  # returns the processes of the programs on the lease; may block
+    memory_mib: int | None  # the limit of their host memory
 
 
 class Suspender:
@@ -127,15 +131,16 @@ class Suspender:
 
     async def suspend(self, gpu: SuspendedGpu, lock_timeout_s: float) -> None:
         """Suspend all processes of a lease. Raises ``GpupoolError``; they run again then, unless the driver failed."""
-        gpu.folder.ask_again()
-        gpu.folder.set_suspended(suspended=True)
         try:
+            gpu.folder.ask_again()
+            gpu.folder.set_suspended(suspended=True)
             await asyncio.sleep(SETTLE_S)
             pids = await self._users(gpu)
-            require_room(sum(slot.ledger_bytes for slot in gpu.folder.read_slots(0)))
+            used = sum(slot.ledger_bytes for slot in gpu.folder.read_slots(0))
+            require_room(used, gpu.memory_mib, await asyncio.to_thread(gpu.pids))
             deadline = time.monotonic() + lock_timeout_s
             for pid in pids:
-                await self._advance(pid, RUNNING, "lock", max(0.001, deadline - time.monotonic()))
+                await self._lock(pid, deadline)
             for pid in pids:
                 await self._advance(pid, LOCKED, "checkpoint")
             await self._require_empty(gpu)
@@ -160,14 +165,27 @@ class Suspender:
         except (GpupoolError, OSError) as error:
             log_event("processes not resumed", lease=gpu.folder.lease, error=repr(error))
 
-    async def _advance(self, pid: int, state: int, call: str, timeout_s: float = COPY_TIMEOUT_S) -> None:
+    async def _advance(self, pid: int, state: int, call: str) -> None:
         """Make a call for a process if it is in this state. A process that the driver does not know has no memory."""
         _, now = await self._helper.ask("state", pid)
         if now != state:
             return
-        result, now = await self._helper.ask(call, pid, timeout_s)
+        result, now = await self._helper.ask(call, pid)
         if result != _SUCCESS and now is not None:
-            raise _refusal(f"the driver did not {call} process {pid}: {_NAMES.get(result, f'CUDA error {result}')}")
+            raise _failure(call, pid, result)
+
+    async def _lock(self, pid: int, deadline: float) -> None:
+        """Lock a process, in steps: the helper answers for other leases between them."""
+        while True:
+            left_s = deadline - time.monotonic()
+            _, now = await self._helper.ask("state", pid)
+            if now != RUNNING:
+                return
+            result, now = await self._helper.ask("lock", pid, min(LOCK_STEP_S, max(MIN_LOCK_S, left_s)))
+            if result == _SUCCESS or now is None:
+                return
+            if result != _NOT_READY or left_s <= LOCK_STEP_S:
+                raise _failure("lock", pid, result)
 
     async def _restore(self, pid: int) -> None:
         deadline = time.monotonic() + ROOM_TIMEOUT_S
@@ -179,7 +197,7 @@ class Suspender:
             if result == _SUCCESS or now is None:
                 return
             if result != _OUT_OF_MEMORY or time.monotonic() > deadline:
-                raise _refusal(f"the driver did not restore process {pid}: {_NAMES.get(result, f'error {result}')}")
+                raise _failure("restore", pid, result)
             await asyncio.sleep(ROOM_PAUSE_S)
 
     @staticmethod
@@ -210,11 +228,17 @@ class Suspender:
         await self._helper.close()
 
 
-def require_room(used_bytes: int) -> None:
-    """Require that the memory of the machine has room for what a lease has on its GPU. Raises ``GpupoolError``."""
-    free = _available_bytes()
-    if free < used_bytes + MIN_LEFT_BYTES:
-        raise _refusal(f"the machine has {free >> 20} MiB of free memory, and {used_bytes >> 20} MiB are needed")
+def require_room(used_bytes: int, limit_mib: int | None, pids: Iterable[int]) -> None:
+    """Require that the memory of the machine, and the limit of a program, have room for what it has on its GPU.
+
+    Raises ``GpupoolError``.
+    """
+    free = _available_bytes() - MIN_LEFT_BYTES
+    if limit_mib is not None:
+        free = min(free, (limit_mib << 20) - sum(_resident_bytes(pid) for pid in pids))
+    if free < used_bytes:
+        short = f"{max(0, free) >> 20} MiB of memory are free for it, and {used_bytes >> 20} MiB are needed"
+        raise _refusal(short)
 
 
 def slot_lives(slot: LedgerSlot) -> bool:
@@ -222,8 +246,19 @@ def slot_lives(slot: LedgerSlot) -> bool:
     return process_tree.start_time(slot.pid) == slot.start
 
 
+def _failure(call: str, pid: int, result: int) -> GpupoolError:
+    return _refusal(f"the driver did not {call} process {pid}: {_NAMES.get(result, f'CUDA error {result}')}")
+
+
 def _refusal(why: str) -> GpupoolError:
     return GpupoolError(ErrorCode.UNSUPPORTED, f"The program cannot be suspended: {why}.", "It continues.")
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0  # it has ended
 
 
 def _available_bytes() -> int:
