@@ -105,9 +105,7 @@ def main() -> None:
         for way in WAYS
     ]
     print(table(("way (medians)", "GPU free, ms", "ratio", "job goes on, ms", "ratio", "steps repeated"), rows))
-    where = write_result(
-        "suspension", {"machine": machine(), "rounds": options.rounds, "medians": medians, "all": found}
-    )
+    write_result("suspension", {"machine": machine(), "rounds": options.rounds, "medians": medians, "all": found})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_pool import RealPool
+from cuda_toolkit import PROGRAMS
+from e2e_pool import RealPool, eventually
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,21 @@ def check_filled(found: dict[str, Any], size: Size, key: str, error: str) -> Non
     """Check that the client got all memory but the context's, and its own error for the next piece."""
     assert found[key]["error"] == error
     assert size.total_mib - _CONTEXT_MIB <= found[key]["mib"] <= size.total_mib - _STEP_MIB
+
+
+def check_suspension(pool: RealPool, python: str | Path, library: str) -> None:
+    """Run a client of a library whose GPU goes to another job while it does not use it, twice."""
+    name, words = f"keeps-{library}", ("--interactive", "--lazy", "--return-after", "1s", "--on-preempt", "suspend")
+    command = (str(python), str(PROGRAMS / "keeping_client.py"), library)
+    pool("submit", "--name", name, *words, "--no-files", "-p", "0.5", "--", *command)
+    assert eventually(lambda: "ready" in pool.text("logs", name), pause_s=0.2), pool.text("logs", name)
+    for step in range(2):
+        assert eventually(lambda: pool.free_permille() == [1000], pause_s=0.2)
+        pool("submit", "--name", f"other{step}", "--no-files", "--", "sleep", "600")
+        assert pool.becomes(f"other{step}", "running")
+        (pool.work / f"step{step}").touch()
+        assert eventually(lambda: "waiting for a GPU" in pool.text("ps"), pause_s=0.2)
+        pool("stop", f"other{step}", "--grace", "0")
+        assert eventually(lambda said=step + 1: pool.text("logs", name).count("same") == said, pause_s=0.2)
+    for step in range(2):
+        (pool.work / f"step{step}").unlink()

@@ -11,7 +11,7 @@ import pytest
 from cuda_toolkit import PROGRAMS, PYTHON, Toolkit, version
 from e2e_pool import RealPool
 
-from cuda_clients import EACH_SIZE, Size, Table, check_memory, run
+from cuda_clients import EACH_SIZE, Size, Table, check_memory, check_suspension, run
 
 pytestmark = pytest.mark.needs("cuda-clients", "native")
 
@@ -54,6 +54,10 @@ def test_cupy_runs(pool: RealPool, table: Table, size: Size) -> None:
         "a kernel compiled by NVRTC, copies, streams, events, a CUDA graph, memory until refused (plain, from a pool)"
     )
     table.add("CuPy", version("cupy-cuda13x"), what)
+
+
+def test_cupy_keeps_what_is_in_gpu_memory_while_it_is_suspended(pool: RealPool) -> None:
+    check_suspension(pool, PYTHON, "cupy")
 
 
 @EACH_SIZE

@@ -11,7 +11,7 @@ import pytest
 from cuda_toolkit import PROGRAMS
 from e2e_pool import RealPool, fresh_pool
 
-from cuda_clients import EACH_SIZE, Size, Table, check_filled, check_memory, run
+from cuda_clients import EACH_SIZE, Size, Table, check_filled, check_memory, check_suspension, run
 from gpupool import verify
 
 TORCH, JAX = (os.environ.get(name, "") for name in ("GPUPOOL_TORCH_PYTHON", "GPUPOOL_JAX_PYTHON"))
@@ -34,6 +34,11 @@ def test_torch_runs(pool: RealPool, table: Table, allocator: str, size: Size) ->
     assert found["graph"]
     check_memory(found, size, "plain", "OutOfMemoryError")
     table.add("PyTorch, its three allocators", found["version"], "copies, events, a CUDA graph, memory until refused")
+
+
+@needs_torch
+def test_torch_keeps_what_is_in_gpu_memory_while_it_is_suspended(pool: RealPool) -> None:
+    check_suspension(pool, TORCH, "torch")
 
 
 @needs_jax

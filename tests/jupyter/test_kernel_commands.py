@@ -110,7 +110,7 @@ def test_install_needs_a_jupyter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "--python" in refused.value.hint
 
 
-def test_lazy_kernel_passes_the_option_on() -> None:
-    add("0.02", "--lazy")
+def test_lazy_kernel_passes_its_options_on() -> None:
+    add("0.02", "--lazy", "--on-preempt", "suspend")
     provisioner = KernelSpecManager().get_kernel_spec("gpupool-0.02").metadata["kernel_provisioner"]
-    assert provisioner["config"] == {"request": {"gpus": {"fraction": 0.02}, "lazy": True}}
+    assert provisioner["config"] == {"request": {"gpus": {"fraction": 0.02}, "lazy": True, "on_preempt": "suspend"}}

@@ -283,3 +283,35 @@ def test_lazy_kernel_gets_its_slice_when_a_cell_uses_cuda(pool: RealPool) -> Non
                 assert 500 in pool.free_permille()
 
     asyncio.run(use())
+
+
+STORE = """
+import numpy as np
+from cuda.bindings import driver as d
+context = d.cuDevicePrimaryCtxRetain(d.cuDeviceGet(int(d.cuInit(0)[0]))[1])[1]
+address, wanted = (d.cuCtxSetCurrent(context), d.cuMemAlloc(4096))[1][1], np.arange(1024, dtype=np.uint32)
+print(int(d.cuMemcpyHtoD(address, wanted, 4096)[0]))
+"""
+COMPARE = """
+found = np.zeros_like(wanted)
+print(int(d.cuCtxSetCurrent(context)[0]), int(d.cuMemcpyDtoH(found, address, 4096)[0]), bool((found == wanted).all()))
+"""
+
+
+@pytest.mark.skipif(missing() is not None, reason="the native parts are not built")
+def test_unused_kernel_lends_its_gpu_and_keeps_what_is_in_its_memory(pool: RealPool) -> None:
+    async def all_free() -> bool:
+        return set(await asyncio.to_thread(pool.free_permille)) == {1000}
+
+    async def use() -> None:
+        lends = {"gpus": {"fraction": 0.5}, "lazy": True, "return_after": "1s", "on_preempt": "suspend"}
+        with kernel_on_slices("lends", lends) as name:
+            async with running_kernel(name) as kernel:
+                assert await kernel.run(STORE) == "0\n"
+                await becomes(all_free)
+                assert await kernel.run("print(6 * 7)") == "42\n"
+                assert await all_free(), "cells without CUDA need no GPU"
+                assert await kernel.run(COMPARE) == "0 0 True\n"
+                await becomes(all_free)
+
+    asyncio.run(use())

@@ -28,7 +28,7 @@ _TEXT = OptionKind.TEXT
 _SHARED = (*GPU_OPTIONS, *QUEUE_OPTIONS, *HOST_OPTIONS, *PROGRAM_OPTIONS, *CONTAINER_OPTIONS)
 _OF_KERNELS = {
     *("num_gpus", "partial", "gpu_memory", "gpu", "model", "compute", "sharing", "pool", "filter"),
-    *("project", "wait", "idle_timeout", "cpus", "memory", "env", "lazy", "return_after"),
+    *("project", "wait", "idle_timeout", "cpus", "memory", "env", "lazy", "return_after", "on_preempt"),
     *("image", "volume", "pull", "shm"),
 }
 KERNEL_OPTIONS = (
