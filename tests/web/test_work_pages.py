@@ -268,6 +268,20 @@ def test_pages_show_the_next_attempt(people: Site) -> None:
     assert "attempt 2 of 7 follows: exited with status 4" in words(people.get("/workloads?name=tries").text)
 
 
+def test_list_says_that_a_running_program_has_no_gpu(people: Site) -> None:
+    world = people.world
+    body = {"kind": "interactive", "lazy": True, "on_preempt": "suspend", "gpus": {"count": 1}}
+    made = submit(people, name="lends", **body)
+    assert "holds no GPU until it uses CUDA" in words(people.get("/workloads?name=lends").text)
+    key = world.program(made)
+    world.agent.use_cuda(key)
+    world.do(world.settle())
+    assert "holds no GPU" not in words(people.get("/workloads?name=lends").text)
+    world.agent.suspend_now(key)
+    world.do(world.settle())
+    assert "suspended: holds no GPU until it uses CUDA again" in words(people.get("/workloads?name=lends").text)
+
+
 def test_page_shows_number_of_evictions(people: Site) -> None:
     world = people.world
     train = submit(people, actor=ANN, gpus={"count": 2})

@@ -17,7 +17,6 @@ from gpupool.api.schemas.work.workloads import (
     EventView,
     GangView,
     GpuRequestView,
-    LazyState,
     LeaseView,
     LimitsView,
     LogChunkView,
@@ -40,13 +39,13 @@ from gpupool.domain.nodes.sharing import ComputePolicy, describe_guarantee, mode
 from gpupool.domain.protocol.log_records import LogChunk
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.ending import Ending, ending_of, replica_ending, retrying
+from gpupool.domain.work.gpu_use import gpu_use
 from gpupool.domain.work.lifecycle import unsaved_s
 from gpupool.domain.work.workload import (
     GangRole,
     GpuLease,
     Program,
     Replica,
-    ReplicaState,
     Workload,
     WorkloadKind,
     holder_index,
@@ -192,7 +191,7 @@ def _summary_fields(workload: Workload, replicas: Sequence[Replica], shown: Show
         "ending": _ending_view(ending_of(workload, replicas)),
         "retrying": _retrying_view(workload, replicas),
         "node": replicas[0].node if workload.completions == 1 and replicas else None,
-        "lazy": _lazy_state(replicas[0]) if workload.limits.separate_gpus and replicas else None,
+        "lazy": gpu_use(workload, replicas[0]) if replicas else None,
         "waiting": shown.waiting,
     }
 
@@ -221,16 +220,6 @@ def _workload_fields(
         "wait_s": limits.wait_s,
         "gang": _gang_view(workload),
     }
-
-
-def _lazy_state(replica: Replica) -> LazyState | None:
-    if replica.state is not ReplicaState.RUNNING:
-        return None
-    if replica.waits_for_gpus:
-        return "waiting"
-    if replica.gpu_lease is not None:
-        return "held"
-    return "suspended" if replica.suspended_gpu else "unused"
 
 
 def _volumes(program: Program) -> list[str]:

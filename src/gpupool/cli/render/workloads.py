@@ -10,16 +10,12 @@ from gpupool.cli.endings import attempt_text, ending_lines
 from gpupool.cli.render.results import efficiency_pairs
 from gpupool.cli.render.text import Style, clean, clock, pairs, since, table
 from gpupool.domain.units import format_duration, format_mib, format_permille
+from gpupool.domain.work.gpu_use import GPU_USE_TEXT
 
 Json = dict[str, Any]
 
 HEADERS = ("NAME", "STATE", "KIND", "PROJECT", "USER", "GPUS", "REPLICAS", "NODE", "AGE", "ID", "ABOUT")
 _LESS_IMPORTANT = tuple(map(HEADERS.index, ("KIND", "ID", "REPLICAS", "PROJECT", "NODE", "USER", "AGE")))
-_LAZY = {
-    "unused": "holds no GPU until it uses CUDA",
-    "suspended": "suspended: holds no GPU until it uses CUDA again",
-    "waiting": "waiting for a GPU",
-}
 _ON_PREEMPT = {"kill": "killed on preemption", "suspend": "suspended on preemption"}
 MIN_SHOWN_LOSS_S = 36.0  # a hundredth of a GPU hour
 REPLICA_HEADERS = ("INDEX", "STATE", "ATTEMPT", "NODE", "GPUS", "EXIT", "STARTED", "RAN", "ABOUT")
@@ -55,8 +51,8 @@ def about(w: Json, now: float) -> str:
         return str(waits)
     if w["state"] in {"failed", "stopped"} and w.get("ending"):
         return ending_lines(w["ending"])[0]
-    if w.get("lazy") in _LAZY and w["state"] == "running":
-        return _LAZY[w["lazy"]]
+    if w.get("lazy") in GPU_USE_TEXT and w["state"] == "running":
+        return GPU_USE_TEXT[w["lazy"]]
     if w["expires_at"] is not None and w["state"] == "running":
         return f"until {clock(w['expires_at'])} ({format_duration(w['expires_at'] - now)} left)"
     return command_text(w)
@@ -154,8 +150,8 @@ def _facts(w: Json, now: float) -> list[tuple[str, object]]:
 
 def _lazy_text(w: Json) -> str:
     if not w["limits"].get("lazy"):
-        return _LAZY.get(w.get("lazy") or "", "")
-    return _LAZY.get(w.get("lazy") or "", "it gets its GPUs at its first use of CUDA")
+        return GPU_USE_TEXT.get(w.get("lazy") or "", "")
+    return GPU_USE_TEXT.get(w.get("lazy") or "", "it gets its GPUs at its first use of CUDA")
 
 
 def _restart_text(retry: Json) -> str:

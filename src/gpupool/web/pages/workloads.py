@@ -13,6 +13,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.people.access import Actor
 from gpupool.domain.work.ending import ending_of, retrying
+from gpupool.domain.work.gpu_use import GPU_USE_TEXT, gpu_use
 from gpupool.domain.work.search import NEWEST_FIRST, SearchField, SearchWord, parse_search, parse_sort
 from gpupool.domain.work.workload import Workload, WorkloadKind, WorkloadState
 from gpupool.services.pool import PoolServices
@@ -178,11 +179,14 @@ async def _row(services: PoolServices, actor: Actor, workload: Workload, now: fl
 
 
 async def _about(services: PoolServices, workload: Workload) -> str:
-    """Return how it ended without success, or its next attempt; empty otherwise."""
+    """Return how it ended without success, its next attempt, or why it runs without a GPU; empty otherwise."""
     state = workload.state
     if state.final and state is not WorkloadState.SUCCEEDED:
         ending = ending_of(workload, await services.workloads.replicas_of(workload))
         return "" if ending is None else ending.line
+    if state is WorkloadState.RUNNING and workload.limits.separate_gpus:
+        uses = [gpu_use(workload, replica) or "" for replica in await services.workloads.replicas_of(workload)]
+        return next((GPU_USE_TEXT[use] for use in uses if use in GPU_USE_TEXT), "")
     if state is not WorkloadState.QUEUED:
         return ""
     for replica in await services.workloads.replicas_of(workload):

@@ -10,6 +10,7 @@ from gpupool.api.schemas.base import View
 from gpupool.domain.nodes.gpu import Placement
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.work.ending import DecidedBy
+from gpupool.domain.work.gpu_use import GpuUse
 from gpupool.domain.work.workload import (
     Framework,
     OnMemberEnd,
@@ -20,8 +21,6 @@ from gpupool.domain.work.workload import (
     WorkloadKind,
     WorkloadState,
 )
-
-LazyState = Literal["unused", "waiting", "held", "suspended"]
 
 
 class ReasonView(View):
@@ -103,7 +102,7 @@ class WorkloadSummary(View):
     node: str | None
     ending: EndingView | None = None
     retrying: RetryingView | None = None
-    lazy: LazyState | None = None
+    lazy: GpuUse | None = None
     waiting: ReasonView | None = None
 
 
