@@ -49,7 +49,7 @@ def steps_in(file: Path) -> list[tuple[float, int]]:
 
 
 def one_round(pool: Pool, way: str, number: int) -> dict[str, float]:
-    """Return the seconds until the GPU is free and until the job goes on, and the steps that it repeats."""
+    """Return the seconds until the GPU is free and until the job continues, and the steps that it repeats."""
     api, file = pool.api(), pool.folder / f"{way}-{number}"
     env = {"PATH": "/usr/bin:/bin"}
     job = {"name": file.name, "command": [sys.executable, "-S", "-c", STEPS, str(file)], "workdir": "/", "env": env}
@@ -104,7 +104,7 @@ def main() -> None:
         )
         for way in WAYS
     ]
-    print(table(("way (medians)", "GPU free, ms", "ratio", "job goes on, ms", "ratio", "steps repeated"), rows))
+    print(table(("way (medians)", "GPU free, ms", "ratio", "job continues, ms", "ratio", "steps repeated"), rows))
     write_result("suspension", {"machine": machine(), "rounds": options.rounds, "medians": medians, "all": found})
 
 
