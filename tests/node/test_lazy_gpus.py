@@ -38,8 +38,12 @@ class Modes:
     def in_use(self, _mode: str, _program: NodeProgram) -> bool:
         return self.used
 
+    def suspending(self, _mode: str) -> None:
+        return None
+
     def detach(self, _mode: str, _program: NodeProgram, _pids: Callable[[], frozenset[int]]) -> bool:
         self.pages = self.pages and self.mapped
+        self.wanted = self.wanted if self.mapped else None
         return not self.mapped
 
 
@@ -157,7 +161,7 @@ def test_no_return_while_gpus_are_given(programs: Programs, gpus: LazyGpus, now:
     async def story() -> None:
         await gpus.look()
         now[0] += 60
-        async with gpus.changing:
+        async with gpus.changing(KEY):
             look = asyncio.create_task(gpus.look())
             await asyncio.sleep(0.05)
             assert programs.sharing.pages
