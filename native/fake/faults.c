@@ -6,6 +6,9 @@
  *   <index> xid <number>       each process that registers for events gets this XID once
  *   <index> vanished           NVML reports it as lost, and no context can be created
  *   <index> throttle           the clock is halved because the card is too hot
+ *   <index> mig-denied         this user may not create or destroy MIG instances
+ *   <index> no-compute-instance  no compute instance can be created
+ *   <index> slow-instance <ms> creating a compute instance takes this much longer
  *
  * `#` starts a comment. A change of the file is noticed within LOOK_NS, also by programs that run.
  */
@@ -37,15 +40,16 @@ static void read_line(char *line) {
     else if (strcmp(name, "xid") == 0) fault->xid = value;
     else if (strcmp(name, "vanished") == 0) fault->vanished = true;
     else if (strcmp(name, "throttle") == 0) fault->throttle = true;
+    else if (strcmp(name, "mig-denied") == 0) fault->mig_denied = true;
+    else if (strcmp(name, "no-compute-instance") == 0) fault->no_compute_instance = true;
+    else if (strcmp(name, "slow-instance") == 0) fault->slow_instance_ms = value;
     else fprintf(stderr, "gpupool fake driver: faults.conf: unknown fault %s\n", name);
 }
 
 static void look(void) {
-    const char *folder = getenv(FAKE_FOLDER);
     char path[4096], line[256];
     struct stat now;
-    if (folder == NULL) return;
-    snprintf(path, sizeof path, "%s/faults.conf", folder);
+    snprintf(path, sizeof path, "%s/faults.conf", fake_folder());
     if (stat(path, &now) != 0) memset(&now, 0, sizeof now);
     bool same = now.st_ino == last.st_ino && now.st_size == last.st_size && now.st_mtim.tv_sec == last.st_mtim.tv_sec &&
                 now.st_mtim.tv_nsec == last.st_mtim.tv_nsec;

@@ -1,4 +1,4 @@
-/* Reads gpus.conf: the GPUs of this machine that are simulated. Read once for each process, and never changed. */
+/* Reads gpus.conf: the GPUs of this machine that are simulated. Read once for each process; only mig.c changes them. */
 #include "gpus.h"
 
 #include "gpupool/pages.h"
@@ -11,7 +11,8 @@
 
 static struct fake_gpu gpus[FAKE_GPUS];
 static int count;
-static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_once_t once = PTHREAD_ONCE_INIT, naming = PTHREAD_ONCE_INIT;
+static char named_folder[3800];
 
 bool fake_uuid_bytes(const char *text, uint8_t bytes[16]) {
     static const char *const prefixes[] = {"GPU-EMULATED-", "MIG-EMULATED-", "GPU-", "MIG-"};
@@ -35,6 +36,8 @@ bool fake_uuid_bytes(const char *text, uint8_t bytes[16]) {
 
 static bool read_mig(const char *line, struct fake_gpu *gpu) {
     if (gpu == NULL || gpu->mig_count == FAKE_MIGS) return false;
+    gpu->mig_mode = true;
+    if (strncmp(line, "mig on", 6) == 0) return true;
     struct fake_mig *mig = &gpu->migs[gpu->mig_count];
     if (sscanf(line, "mig %95s %" SCNu64 " %" SCNu32 " %31s", mig->uuid, &mig->memory_bytes, &mig->multiprocessors,
                mig->profile) != 4) {
@@ -66,9 +69,16 @@ static bool read_line(char *line) {
     return true;
 }
 
-const char *fake_folder(void) {
+static void name_folder(void) {
     const char *named = getenv(FAKE_FOLDER);
-    return named != NULL && *named != '\0' ? named : GPUPOOL_SLICE_FOLDER "/gpus";
+    bool there = named != NULL && *named != '\0';
+    snprintf(named_folder, sizeof named_folder, "%s", there ? named : GPUPOOL_SLICE_FOLDER "/gpus");
+}
+
+/* Kept, because the agent sets the variable only while it loads the library. */
+const char *fake_folder(void) {
+    pthread_once(&naming, name_folder);
+    return named_folder;
 }
 
 static void read_all(void) {
@@ -84,6 +94,7 @@ static void read_all(void) {
         }
     }
     fclose(file);
+    for (int i = 0; i < count; i++) fake_migs_placed(&gpus[i]);
 }
 
 int fake_gpu_count(void) {
@@ -94,3 +105,5 @@ int fake_gpu_count(void) {
 const struct fake_gpu *fake_gpu_at(uint32_t index) {
     return (int)index < fake_gpu_count() ? &gpus[index] : NULL;
 }
+
+struct fake_gpu *fake_gpu_changed(uint32_t index) { return &gpus[index]; }

@@ -4,8 +4,10 @@
  *
  *   gpus.conf          a line for each GPU; `#` starts a comment:
  *                          <uuid> <memory bytes> <multiprocessors> <major>.<minor> <context bytes> <name ...>
- *                      followed, where the card is partitioned, by a line for each of its MIG instances:
+ *                      followed, where MIG mode is on, by a line for each of its MIG instances, or by `mig on`:
  *                          mig <uuid> <memory bytes> <multiprocessors> <profile>
+ *   mig.conf           the MIG instances of all cards after the first change through NVML, see mig.c
+ *   mig.lock           its lock
  *   gpu-<i>.state      struct fake_state of GPU i, mapped by every process; made when first needed
  *   gpu-<i>.<k>.state  the same of MIG instance k of GPU i
  *   faults.conf        faults to simulate, see faults.c; usually absent
@@ -34,7 +36,7 @@
 
 #define FAKE_FOLDER "GPUPOOL_FAKE_GPUS"
 
-/* The folder named by that variable, or the one that the agent shows to all programs of a slice. */
+/* The folder that this variable named first, or the one that the agent shows to all programs of a slice. */
 const char *fake_folder(void);
 #define FAKE_GPUS 64u
 #define FAKE_MIGS 8u
@@ -43,7 +45,14 @@ const char *fake_folder(void);
 #define FAKE_MAGIC UINT64_C(0x3165746174736670) /* "pfstate1" */
 #define FAKE_ABI 1u
 
+/* An instance: its place in `migs` is also that of its state file. Only an absent one is ever replaced. */
 struct fake_mig {
+    bool exists; /* the GPU instance */
+    bool usable; /* its compute instance: only then is it a device */
+    uint32_t id; /* of the GPU instance */
+    uint32_t profile_id;
+    int32_t start; /* its first memory slice; negative: the description leaves no place for it */
+    uint32_t size; /* in memory slices */
     char uuid[96]; /* as NVML prints it */
     uint8_t uuid_bytes[16];
     uint64_t memory_bytes;
@@ -60,7 +69,8 @@ struct fake_gpu {
     uint32_t major, minor;
     uint64_t context_bytes; /* taken by each process that has a context */
     char name[96];
-    uint32_t mig_count;
+    bool mig_mode; /* on: programs use the instances */
+    uint32_t mig_count; /* places in `migs` that have been used */
     struct fake_mig migs[FAKE_MIGS];
 };
 
@@ -143,12 +153,40 @@ const struct fake_gpu *fake_gpu_at(uint32_t index);
 /* 32 hex digits behind "GPU-", "GPU-EMULATED-" or "MIG-", dashes apart. */
 bool fake_uuid_bytes(const char *text, uint8_t bytes[16]);
 
+/* -- mig.c ------------------------------------------------------------------------------------------------------- */
+
+struct fake_profile { /* of GPU instances */
+    uint32_t number; /* NVML_GPU_INSTANCE_PROFILE_... */
+    uint32_t id;
+    uint32_t slices, memory_slices; /* sevenths of the processors, eighths of the memory */
+    bool media;                     /* at most one such instance on a card */
+    uint32_t count;                 /* of places */
+    uint32_t starts[FAKE_MIGS];
+};
+/* Returns a profile by its number or id; NULL if there is none. */
+const struct fake_profile *fake_profile_numbered(uint32_t number);
+const struct fake_profile *fake_profile_of_id(uint32_t id);
+/* Writes its name on a card, such as 3g.40gb. */
+void fake_profile_name(const struct fake_profile *profile, const struct fake_gpu *gpu, char name[32]);
+/* Returns how many more instances of a profile fit on a card, and the start of the first. */
+uint32_t fake_profile_room(const struct fake_profile *profile, const struct fake_gpu *gpu, int32_t *start);
+/* Gives the instances of gpus.conf their places. */
+void fake_migs_placed(struct fake_gpu *gpu);
+/* Reads mig.conf if it has changed. */
+void fake_migs_refresh(void);
+/* Begins a change by one process at a time: the table is fresh. A negative result: not permitted. */
+int fake_migs_begin(void);
+/* Writes the table, if `write`, and ends the change. Returns whether that worked. */
+bool fake_migs_end(int lock, bool write);
+struct fake_gpu *fake_gpu_changed(uint32_t index);
+
 /* -- faults.c ---------------------------------------------------------------------------------------------------- */
 
 struct fake_faults { /* of one card; all false, 0 and 1 on a healthy one */
-    bool flip, no_peer, vanished, throttle;
+    bool flip, no_peer, vanished, throttle, no_compute_instance, mig_denied;
     uint32_t slow_link; /* how many times as long copies take */
     uint32_t xid;
+    uint32_t slow_instance_ms;
 };
 struct fake_faults fake_faults_of(uint32_t gpu);
 

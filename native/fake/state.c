@@ -101,7 +101,7 @@ struct fake_device *fake_device_open(uint32_t index, int mig) {
     if (gpu == NULL || mig >= (int)gpu->mig_count) return NULL;
     struct fake_device *device = &devices[index][mig + 1];
     pthread_mutex_lock(&opening);
-    bool usable = device->state != NULL || open_device(device, gpu, mig);
+    bool usable = (mig < 0 || gpu->migs[mig].usable) && (device->state != NULL || open_device(device, gpu, mig));
     pthread_mutex_unlock(&opening);
     return usable ? device : NULL;
 }

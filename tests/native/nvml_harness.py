@@ -14,7 +14,7 @@ from typing import Any
 
 from native_harness import NATIVE, PROGRAMS, clean_environment, compile_program
 
-FAKES = tuple(str(NATIVE / "fake" / name) for name in ("gpus.c", "state.c", "timeline.c"))
+FAKES = tuple(str(NATIVE / "fake" / name) for name in ("gpus.c", "mig.c", "state.c", "timeline.c"))
 CARDS = """\
 GPU-00000000-0000-0000-0000-000000000001 17179869184 40 7.5 134217728 Fake T4
 GPU-EMULATED-00000000-0000-0000-0000-000000000002 85899345920 108 8.0 134217728 Fake A100  # cut

@@ -43,6 +43,7 @@ static bool find_on(struct fake_device *device, uint32_t pid, struct place *plac
 /* All GPUs of a process, also those that this process does not see; their number. */
 static size_t find_places(int pid, struct place places[MAX_PLACES]) {
     size_t count = 0;
+    fake_migs_refresh();
     for (uint32_t i = 0; pid > 0 && i < (uint32_t)fake_gpu_count(); i++) {
         const struct fake_gpu *gpu = fake_gpu_at(i);
         for (int mig = -1; mig < (int)gpu->mig_count; mig++) {

@@ -58,7 +58,10 @@ void fake_exit(const CUresult *entered) {
 
 static bool add_device(uint32_t index, int mig) {
     const struct fake_gpu *gpu = fake_gpu_at(index);
-    if (mig < 0 && gpu->mig_count > 0) mig = 0; /* a partitioned card shows its first instance */
+    for (uint32_t k = 0; mig < 0 && k < gpu->mig_count; k++) {
+        if (gpu->migs[k].usable) mig = (int)k; /* a partitioned card shows its first instance */
+    }
+    if (mig < 0 && gpu->mig_mode) return false;
     struct fake_device *device = fake_device_open(index, mig);
     if (device == NULL || gpu_count == FAKE_GPUS) return false;
     for (uint32_t i = 0; i < gpu_count; i++) {
@@ -80,7 +83,8 @@ static bool add_named(const char *entry, size_t length) {
         const struct fake_gpu *gpu = fake_gpu_at((uint32_t)i);
         if (strncmp(gpu->uuid, entry, length) == 0) return add_device((uint32_t)i, -1);
         for (uint32_t k = 0; k < gpu->mig_count; k++) {
-            if (strncmp(gpu->migs[k].uuid, entry, length) == 0) return add_device((uint32_t)i, (int)k);
+            bool named = gpu->migs[k].usable && strncmp(gpu->migs[k].uuid, entry, length) == 0;
+            if (named) return add_device((uint32_t)i, (int)k);
         }
     }
     return false;
@@ -89,6 +93,7 @@ static bool add_named(const char *entry, size_t length) {
 /* Parsed like in the real driver: the list ends at the first invalid entry. */
 static void find_devices(void) {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    fake_migs_refresh();
     if (visible == NULL) {
         for (int i = 0; i < fake_gpu_count(); i++) add_device((uint32_t)i, -1);
         return;

@@ -3,7 +3,8 @@
  *   handles.c    start and end; which devices there are and how they are found
  *   identity.c   identity of a device: name, UUID, PCI address, versions, capabilities
  *   usage.c      use: memory, processes, utilisation, from the shared state of the fake driver
- *   mig.c        MIG instances
+ *   mig.c        MIG instances as devices
+ *   instances.c  creating and destroying them
  *   health.c     errors and events: only those of faults.c
  *   physics.c    temperature, power and clocks: plausible constants
  *   links.c      links and distances between cards

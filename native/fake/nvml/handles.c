@@ -16,6 +16,8 @@ nvmlReturn_t fake_check(nvmlDevice_t device) {
     const struct nvmlDevice_st *first = &devices[0][0], *last = &devices[FAKE_GPUS - 1][FAKE_MIGS];
     bool known = device >= first && device <= last && device->gpu != NULL;
     if (!known) return NVML_ERROR_INVALID_ARGUMENT;
+    fake_migs_refresh();
+    if (device->mig >= 0 && !fake_mig_of(device)->usable) return NVML_ERROR_INVALID_ARGUMENT; /* it was destroyed */
     return fake_faults_of(device->gpu->index).vanished ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
@@ -61,6 +63,8 @@ API const char *nvmlErrorString(nvmlReturn_t result) {
     case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
     case NVML_ERROR_DRIVER_NOT_LOADED: return "Driver Not Loaded";
     case NVML_ERROR_TIMEOUT: return "Timeout";
+    case NVML_ERROR_IN_USE: return "In use by another client";
+    case NVML_ERROR_INSUFFICIENT_RESOURCES: return "Insufficient Resources";
     case NVML_ERROR_GPU_IS_LOST: return "GPU is lost";
     default: return "Unknown Error";
     }
@@ -90,7 +94,7 @@ static nvmlDevice_t find_on(uint32_t index, const char *uuid) {
     const struct fake_gpu *gpu = fake_gpu_at(index);
     if (strcasecmp(gpu->uuid, uuid) == 0) return fake_handle(index, -1);
     for (uint32_t m = 0; m < gpu->mig_count; m++) {
-        if (strcasecmp(gpu->migs[m].uuid, uuid) == 0) return fake_handle(index, (int)m);
+        if (gpu->migs[m].usable && strcasecmp(gpu->migs[m].uuid, uuid) == 0) return fake_handle(index, (int)m);
     }
     return NULL;
 }
@@ -98,6 +102,7 @@ static nvmlDevice_t find_on(uint32_t index, const char *uuid) {
 API nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device) {
     if (fake_check_started() != NVML_SUCCESS) return NVML_ERROR_UNINITIALIZED;
     if (uuid == NULL || device == NULL) return NVML_ERROR_INVALID_ARGUMENT;
+    fake_migs_refresh();
     for (uint32_t g = 0; (int)g < fake_gpu_count(); g++) {
         nvmlDevice_t found = find_on(g, uuid);
         if (found == NULL || fake_faults_of(g).vanished) continue;

@@ -1,4 +1,4 @@
-/* MIG: the instances that gpus.conf describes, one compute instance in each. The layout cannot be changed. */
+/* MIG instances as devices, one compute instance in each. instances.c creates and destroys them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 
 enum { MOST_INSTANCES = 7, FIRST_WITH_MIG = 8 /* compute capability */ };
 
-static bool has_mig(nvmlDevice_t device) { return device->gpu->mig_count > 0; }
+static bool has_mig(nvmlDevice_t device) { return device->gpu->mig_mode; }
 
 /* `3g.40gb` is three seventh of the processors. */
 static unsigned int slices(const struct fake_mig *mig) {
@@ -43,7 +43,7 @@ API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsign
     nvmlReturn_t checked = fake_check(device);
     if (checked != NVML_SUCCESS) return checked;
     if (found == NULL || device->mig >= 0) return NVML_ERROR_INVALID_ARGUMENT;
-    if (index >= device->gpu->mig_count) return NVML_ERROR_NOT_FOUND;
+    if (index >= device->gpu->mig_count || !device->gpu->migs[index].usable) return NVML_ERROR_NOT_FOUND;
     *found = fake_handle(device->gpu->index, (int)index);
     return NVML_SUCCESS;
 }
@@ -60,7 +60,7 @@ API nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *i
     nvmlReturn_t checked = fake_check(device);
     if (checked != NVML_SUCCESS) return checked;
     if (id == NULL || device->mig < 0) return NVML_ERROR_INVALID_ARGUMENT;
-    *id = (unsigned int)device->mig + 1;
+    *id = fake_mig_of(device)->id;
     return NVML_SUCCESS;
 }
 
@@ -87,47 +87,4 @@ API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttri
 }
 API nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes) {
     return nvmlDeviceGetAttributes_v2(device, attributes);
-}
-
-/* Profiles: numbers 0 to 4 stand for 1, 2, 3, 4 and 7 slices. Memory comes in eighths of the card's. */
-static nvmlReturn_t profile_of(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_v2_t *info) {
-    static const unsigned int compute[] = {1, 2, 3, 4, 7}, memory[] = {1, 2, 4, 4, 8};
-    nvmlReturn_t checked = fake_check(device);
-    if (checked != NVML_SUCCESS) return checked;
-    if (info == NULL || device->mig >= 0) return NVML_ERROR_INVALID_ARGUMENT;
-    if (device->gpu->major < FIRST_WITH_MIG || profile > 4) return NVML_ERROR_NOT_SUPPORTED;
-    info->id = profile;
-    info->isP2pSupported = 0;
-    info->sliceCount = compute[profile];
-    info->instanceCount = MOST_INSTANCES / compute[profile];
-    info->multiprocessorCount = device->gpu->multiprocessors * compute[profile] / MOST_INSTANCES;
-    info->copyEngineCount = compute[profile];
-    info->decoderCount = info->encoderCount = info->jpegCount = info->ofaCount = 0;
-    info->memorySizeMB = (device->gpu->memory_bytes >> 20) * memory[profile] / 8;
-    snprintf(info->name, sizeof info->name, "MIG %ug.%llugb", info->sliceCount, (info->memorySizeMB + 1023) / 1024);
-    return NVML_SUCCESS;
-}
-
-API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int profile,
-                                                      nvmlGpuInstanceProfileInfo_v2_t *info) {
-    if (info == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-    if (info->version != NVML_VERSION_OF(nvmlGpuInstanceProfileInfo_v2_t, 2)) {
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    }
-    return profile_of(device, profile, info);
-}
-
-API nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile,
-                                                     nvmlGpuInstanceProfileInfo_t *info) {
-    nvmlGpuInstanceProfileInfo_v2_t found;
-    if (info == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-    nvmlReturn_t result = profile_of(device, profile, &found);
-    if (result != NVML_SUCCESS) return result;
-    *info = (nvmlGpuInstanceProfileInfo_t){.id = found.id,
-                                           .sliceCount = found.sliceCount,
-                                           .instanceCount = found.instanceCount,
-                                           .multiprocessorCount = found.multiprocessorCount,
-                                           .copyEngineCount = found.copyEngineCount,
-                                           .memorySizeMB = found.memorySizeMB};
-    return NVML_SUCCESS;
 }

@@ -15,10 +15,11 @@ struct usage {
 };
 
 /* Returns the state files behind a device: its own, or those of all instances of a partitioned card. */
-static int first_part(nvmlDevice_t device) { return device->mig < 0 && device->gpu->mig_count > 0 ? 0 : device->mig; }
+static int first_part(nvmlDevice_t device) { return device->mig < 0 && device->gpu->mig_mode ? 0 : device->mig; }
 static int last_part(nvmlDevice_t device) {
-    return device->mig < 0 && device->gpu->mig_count > 0 ? (int)device->gpu->mig_count - 1 : device->mig;
+    return device->mig < 0 && device->gpu->mig_mode ? (int)device->gpu->mig_count - 1 : device->mig;
 }
+static bool is_part(nvmlDevice_t device, int part) { return part < 0 || device->gpu->migs[part].usable; }
 
 /* Opens and locks one of them, with the clock advanced; NULL if that fails. */
 static struct fake_device *look(nvmlDevice_t device, int part) {
@@ -37,7 +38,8 @@ static uint64_t memory_of(nvmlDevice_t device) {
 static nvmlReturn_t used_of(nvmlDevice_t device, uint64_t *used) {
     *used = 0;
     for (int part = first_part(device); part <= last_part(device); part++) {
-        struct fake_device *opened = look(device, part);
+        struct fake_device *opened = is_part(device, part) ? look(device, part) : NULL;
+        if (opened == NULL && !is_part(device, part)) continue;
         if (opened == NULL) return NVML_ERROR_UNKNOWN;
         *used += fake_used(opened);
         fake_unlock(opened);
@@ -94,7 +96,8 @@ static nvmlReturn_t users_of(nvmlDevice_t device, struct usage found[FAKE_PROCES
     if (count == NULL) return NVML_ERROR_INVALID_ARGUMENT;
     *count = 0;
     for (int part = first_part(device); part <= last_part(device); part++) {
-        struct fake_device *opened = look(device, part);
+        struct fake_device *opened = is_part(device, part) ? look(device, part) : NULL;
+        if (opened == NULL && !is_part(device, part)) continue;
         if (opened == NULL) return NVML_ERROR_UNKNOWN;
         *count = users(opened, part, found, *count);
         fake_unlock(opened);
@@ -176,7 +179,7 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
     nvmlReturn_t checked = fake_check(device);
     if (checked != NVML_SUCCESS) return checked;
     if (utilization == NULL) return NVML_ERROR_INVALID_ARGUMENT;
-    if (device->gpu->mig_count > 0) return NVML_ERROR_NOT_SUPPORTED; /* as real cards in MIG mode */
+    if (device->gpu->mig_mode) return NVML_ERROR_NOT_SUPPORTED; /* as real cards in MIG mode */
     struct fake_device *opened = look(device, -1);
     if (opened == NULL) return NVML_ERROR_UNKNOWN;
     uint64_t now = fake_now(), busy = busy_ns(opened->state, now);

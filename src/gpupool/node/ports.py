@@ -59,6 +59,14 @@ class Meter(Protocol):
         """Take one sample of each GPU. It is called once per second, so it must be cheap; it may block."""
 
 
+@runtime_checkable
+class Partitionable(Protocol):
+    """An inventory of cards on which MIG instances can be created."""
+
+    def nvml(self, run_folder: Path, *, shared: bool) -> Any:
+        """Return the NVML module (pynvml) for it; None if no card can be in MIG mode. May block. Raises OSError."""
+
+
 @dataclass(frozen=True, slots=True)
 class SliceCount:
     """The use of one GPU by a lease, counted by a sharing mode: seconds of GPU time, and bytes.

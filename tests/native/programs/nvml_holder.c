@@ -9,6 +9,7 @@
 
 int main(int argc, char **argv) {
     if (argc != 5) return 2;
+    fake_migs_refresh();
     struct fake_device *device = fake_device_open((uint32_t)atoi(argv[1]), atoi(argv[2]));
     if (device == NULL) return 3;
     fake_lock(device);

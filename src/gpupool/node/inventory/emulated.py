@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from gpupool import __version__
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -40,13 +40,15 @@ _PART = re.compile(
 )
 _COMMA_BETWEEN_CARDS = re.compile(r",(?![^[]*\])")
 _MIG_SLICES_PER_GPU = 7
+MIG_ON = "mig"
 
 
 def parse_emulation(spec: str, limit: int = MAX_EMULATED_GPUS) -> tuple[CardModel, ...]:
     """Parse ``4xT4,2xV100``, ``T4``, ``H100:80GiB`` or ``2xMyCard:24G`` to one card per GPU; empty: one T4.
 
-    ``A100-80GB[3g.40gb,2g.20gb]`` is a card with MIG instances. An unknown card needs its memory. ``limit`` is the
-    maximum number of GPUs, itself at most 10,000. Raises ``GpupoolError(INVALID_REQUEST)`` with the invalid part.
+    ``A100-80GB[3g.40gb,2g.20gb]`` is a card with MIG instances, ``A100-80GB[mig]`` one in MIG mode without instances.
+    An unknown card needs its memory. ``limit`` is the maximum number of GPUs, itself at most 10,000. Raises
+    ``GpupoolError(INVALID_REQUEST)`` with the invalid part.
     """
     if len(spec) > _MAX_SPEC_LENGTH:
         raise _bad(spec[:40] + "…", f"it is longer than {_MAX_SPEC_LENGTH} characters")
@@ -73,13 +75,15 @@ def _parse_part(part: str) -> tuple[int, CardModel]:
 
 def _with_mig(part: str, card: CardModel, profiles: str) -> CardModel:
     """Return the card with these MIG instances; raise if they do not fit."""
+    if profiles.strip().lower() == MIG_ON:
+        return replace(card, mig_mode=True)
     mig = tuple(profile.strip().lower() for profile in profiles.split(","))
     wrong = next((profile for profile in mig if not is_mig_profile(profile)), None)
     if wrong is not None:
         raise _bad(part, f"'{wrong[:20]}' is not a MIG profile such as 3g.40gb")
     if sum(map(mig_slices, mig)) > _MIG_SLICES_PER_GPU or sum(map(mig_memory_mib, mig)) > card.memory_mib:
         raise _bad(part, "the MIG instances do not fit on the card")
-    return replace(card, mig=mig)
+    return replace(card, mig=mig, mig_mode=True)
 
 
 def _card(part: str, name: str, size: str | None) -> CardModel:
@@ -151,6 +155,12 @@ class EmulatedInventory:
             self._simulated = None if nvml is None else NvmlInventory(self._host.name, nvml, simulated=True)
         return folder
 
+    def nvml(self, run_folder: Path, *, shared: bool) -> Any:
+        """Return the fake NVML, which can create MIG instances; None without cards in MIG mode. Raises OSError."""
+        if any(card.mig_mode for card in self._cards):
+            self.fake_driver_folder(run_folder, shared=shared)
+        return None if self._simulated is None else self._simulated.nvml(run_folder, shared=shared)
+
     def report(self) -> NodeReport:
         """Return the machine with its emulated GPUs."""
         return NodeReport(
@@ -174,10 +184,30 @@ class EmulatedInventory:
         return () if self._simulated is None else self._simulated.look()
 
     def _seen(self) -> tuple[Gpu, ...]:
-        if self._simulated is None or self._pool_pids is None:
+        has_mig = any(card.mig_mode for card in self._cards)
+        if self._simulated is None or (self._pool_pids is None and not has_mig):
             return self._gpus
-        now = {gpu.uuid: gpu for gpu in self._simulated.gpus(self._pool_pids)}
-        return tuple(_with_use(gpu, now.get(gpu.uuid, gpu)) for gpu in self._gpus)
+        now = {gpu.uuid: gpu for gpu in self._simulated.gpus(self._pool_pids or frozenset())}
+        described = [gpu for gpu in self._gpus if not gpu.mig_profile or gpu.uuid in now]
+        known = {gpu.uuid for gpu in self._gpus}
+        created = [self._created(gpu) for gpu in now.values() if gpu.mig_profile and gpu.uuid not in known]
+        gpus = sorted([*described, *created], key=lambda gpu: gpu.index)
+        if self._pool_pids is None:
+            return tuple(gpus)
+        return tuple(_with_use(gpu, now.get(gpu.uuid, gpu)) for gpu in gpus)
+
+    def _created(self, gpu: Gpu) -> Gpu:
+        """Return a MIG instance that was created on the fake driver, like those of the description."""
+        card = next(at for at in range(len(self._cards)) if emulated_uuid(self._host.name, at) == gpu.parent_uuid)
+        return Gpu(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            model=f"{self._cards[card].name} MIG {gpu.mig_profile}",
+            memory_mib=gpu.memory_mib,
+            emulated=True,
+            mig_profile=gpu.mig_profile,
+            parent_uuid=gpu.parent_uuid,
+        )
 
 
 def _with_use(gpu: Gpu, now: Gpu) -> Gpu:
@@ -197,7 +227,7 @@ def emulated_gpus(node_name: str, cards: tuple[CardModel, ...]) -> tuple[Gpu, ..
 
 def _gpus_of(node_name: str, index: int, card: CardModel) -> Iterator[Gpu]:
     uuid = emulated_uuid(node_name, index)
-    if not card.mig:
+    if not card.mig_mode:
         yield Gpu(uuid=uuid, index=index, model=card.name, memory_mib=card.memory_mib, emulated=True)
     for place, profile in enumerate(card.mig):
         yield Gpu(

@@ -21,7 +21,9 @@ from gpupool.node.inventory.models import CardModel, mig_slices
 
 VARIABLE = "GPUPOOL_FAKE_GPUS"  # the configuration folder of a program's fake driver
 _FOLDER = "fake-gpus"
-_CONF = "gpus.conf"
+CONF = "gpus.conf"
+MIG_CONF = "mig.conf"  # the MIG instances after the first change, see native/fake/mig.c
+EMULATED = " (emulated)"  # ends the names of cards in the fake NVML
 _COPY = "gpupool_pynvml_of_the_fake_driver"
 _MIB = 1024 * 1024
 _CONTEXT_BYTES = 128 * _MIB  # size of a context on a simulated card; at most a sixteenth of its memory
@@ -45,12 +47,12 @@ def write_fake_driver(run_folder: Path, fakes: FakeCards, *, shared: bool) -> Pa
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o711 if shared else 0o700)
     text = "".join(_lines(fakes))
-    conf = folder / _CONF
+    conf = folder / CONF
     if conf.is_file() and conf.read_text() == text:
         return folder
-    for state in [*folder.glob("*.state"), *folder.glob("*.alive")]:
+    for state in [*folder.glob("*.state"), *folder.glob("*.alive"), folder / MIG_CONF]:
         state.unlink(missing_ok=True)
-    new = folder / f".{_CONF}"
+    new = folder / f".{CONF}"
     new.write_text(text)
     new.chmod(0o644)
     new.replace(conf)
@@ -63,6 +65,8 @@ def _lines(fakes: FakeCards) -> Iterator[str]:
         memory = card.memory_mib * _MIB
         context = min(_CONTEXT_BYTES, memory // 16)
         yield f"{uuid} {memory} {card.multiprocessors} {card.capability} {context} {card.name}\n"
+        if card.mig_mode and not card.mig:
+            yield "mig on\n"
         for gpu in fakes.gpus:
             if gpu.parent_uuid == uuid:
                 processors = max(1, card.multiprocessors * mig_slices(gpu.mig_profile) // 7)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class CardModel:
     """A GPU model: full name as reported by NVML, memory in MiB, and properties for the simulation.
 
-    ``mig`` are the profiles of its MIG instances, in order; empty without MIG.
+    ``mig`` are the profiles of its MIG instances, in order. ``mig_mode``: MIG mode is on, also without instances.
     """
 
     name: str
@@ -18,6 +18,7 @@ class CardModel:
     multiprocessors: int = 40
     capability: str = "7.5"
     mig: tuple[str, ...] = ()
+    mig_mode: bool = False
 
 
 _GIB = 1024

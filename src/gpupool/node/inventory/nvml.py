@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from gpupool import __version__
@@ -93,6 +94,10 @@ class NvmlInventory:
                 "Give no options.",
             )
         return cls(node_name)
+
+    def nvml(self, _run_folder: Path, *, shared: bool) -> Any:  # noqa: ARG002 - a keyword of the Protocol
+        """Return the NVML module."""
+        return self._nvml
 
     def report(self) -> NodeReport:
         """Return a full scan of the machine and its GPUs, with failed queries as warnings."""

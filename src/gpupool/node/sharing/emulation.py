@@ -11,7 +11,7 @@ from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host import native
 from gpupool.node.host.native import Product
 from gpupool.node.inventory.emulated import EmulatedInventory
-from gpupool.node.inventory.fake_driver import VARIABLE
+from gpupool.node.inventory.fake_driver import CONF, MIG_CONF, VARIABLE
 from gpupool.node.ports import SharingHost
 from gpupool.node.sharing.preload import Libraries, libraries, make_passable
 
@@ -21,6 +21,7 @@ SMI = "nvidia-smi"
 _VERIFY = Path(__file__).parents[2] / "verify"
 _SMI_MODULES = ("nvidia_smi.py", "nvml.py")
 _CONTEXT_FIELD = 4
+_MIG_UUID_FIELD = 9  # of a line in MIG_CONF, which begins with the number of the card
 
 
 def describe_gpus(host: SharingHost) -> dict[str, str] | str:
@@ -34,14 +35,21 @@ def describe_gpus(host: SharingHost) -> dict[str, str] | str:
 
 
 def context_bytes(environment: dict[str, str]) -> dict[str, int]:
-    """Return the size of a CUDA context on each described GPU, by UUID. Raises OSError."""
-    found, size = {}, 0
-    for line in (Path(environment[VARIABLE]) / "gpus.conf").read_text(encoding="utf-8").splitlines():
+    """Return the size of a CUDA context on each described GPU and MIG instance, by UUID. Raises OSError."""
+    folder = Path(environment[VARIABLE])
+    found: dict[str, int] = {}
+    cards: list[int] = []
+    for line in (folder / CONF).read_text(encoding="utf-8").splitlines():
         fields = line.split()
         if fields[0] == "mig":
-            found[fields[1]] = size
+            found[fields[1]] = cards[-1]
         else:
-            found[fields[0]] = size = int(fields[_CONTEXT_FIELD])
+            cards.append(int(fields[_CONTEXT_FIELD]))
+            found[fields[0]] = cards[-1]
+    created = folder / MIG_CONF
+    for line in created.read_text(encoding="utf-8").splitlines() if created.exists() else ():
+        fields = line.split()
+        found[fields[_MIG_UUID_FIELD]] = cards[int(fields[0])]
     return found
 
 
