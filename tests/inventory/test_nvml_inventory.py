@@ -130,7 +130,7 @@ def test_instance_without_profile_is_named_by_slices_and_memory() -> None:
 def test_mig_without_instances_has_no_capacity_and_warns() -> None:
     report = report_of(FakeCard("GPU-a", mig=[]), FakeCard("GPU-b"))
     assert [gpu.uuid for gpu in report.gpus] == ["GPU-b"]
-    assert report.warnings == ("GPU 0: MIG is on but it has no instances: it cannot be used",)
+    assert report.warnings == ("GPU 0: MIG is on but it has no instances, so programs cannot use it",)
 
 
 def test_instances_can_change_while_the_agent_runs() -> None:

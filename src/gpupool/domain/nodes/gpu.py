@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from gpupool.domain.nodes.mig import MigCard, MigProfile
 from gpupool.domain.nodes.sharing import Sharing, traits_of
 from gpupool.domain.units import WHOLE_GPU
 
@@ -60,12 +61,12 @@ class ForeignProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a node as its inventory reports it: a card, or a MIG instance that an administrator created on one.
+    """One GPU of a node as its inventory reports it: a card, or a MIG instance on one.
 
     A card that is divided into MIG instances is not reported; each of its instances is. An instance has its own UUID,
     ``memory_mib`` and ``model`` (``NVIDIA A100-SXM4-80GB MIG 3g.40gb``), its ``mig_profile`` and the card's
     ``parent_uuid``. Its ``index`` is 100 for each card up to its own plus its position on the card (``102``: the third
-    on the first card).
+    on the first card). ``on_demand``: the pool created the instance, not an administrator.
 
     ``links`` maps the index of another GPU of the node to the connection between them: ``NV4`` (four NVLinks), ``PIX``,
     ``PHB``, ``NODE``, ``SYS``, as ``nvidia-smi topo -m`` prints them. ``foreign`` lists processes that the pool did not
@@ -83,6 +84,7 @@ class Gpu:
     links: dict[int, str] = field(default_factory=dict)
     mig_profile: str = ""
     parent_uuid: str = ""
+    on_demand: bool = False
     foreign: tuple[ForeignProcess, ...] = ()
     memory_used_mib: int = 0
     utilisation_percent: int = 0
@@ -100,7 +102,7 @@ class NodeReport:
     ``sharing`` names the modes that it can use for shares of GPUs, its default first, and the mode of MIG instances if
     it has any; empty: unknown. ``address`` is the IP address by which other machines of the pool reach it. ``fences``:
     it ends programs with a fence limit when it has no contact with the control plane. ``last_epoch`` is the highest
-    epoch that it has seen.
+    epoch that it has seen. ``mig_cards`` are its cards in MIG mode.
     """
 
     name: str
@@ -118,9 +120,11 @@ class NodeReport:
     address: str = LOOPBACK
     fences: bool = False
     last_epoch: int = 0
+    mig_cards: tuple[MigCard, ...] = ()
 
 
 POOL_LABEL = "pool"  # the label that names the node pool of a node
+MIG_LABEL, MIG_ON_DEMAND = "mig", "on-demand"  # the label that allows the pool to create MIG instances on a node
 NODE_LABEL, ADDRESS_LABEL, DRIVER_LABEL, CUDA_LABEL = "node", "address", "driver", "cuda"
 ALTERNATIVE = "|"  # separates the accepted values of a required label
 NODE_POLICY = ""  # in ``Node.sharing``: the key for all GPUs of the node without an own policy
@@ -172,6 +176,18 @@ class Node:
     def accepts(self, gpu: Gpu) -> bool:
         """Return whether a GPU may get new work, if its node may."""
         return gpu.available and not self.cordon_of(gpu)
+
+    @property
+    def creates_mig(self) -> bool:
+        """Return whether the administrator allows the pool to create MIG instances on the node."""
+        return self.all_labels.get(MIG_LABEL) == MIG_ON_DEMAND
+
+    def mig_choices(self, request: GpuRequest) -> list[tuple[MigCard, MigProfile]]:
+        """Return the smallest profile of each card in MIG mode that a request for one instance accepts."""
+        if request.count != 1 or not any(map(mentions_mig, request.models)):
+            return []
+        best = ((card, request.mig_profile(card)) for card in self.report.mig_cards)
+        return [(card, profile) for card, profile in best if profile is not None]
 
     def policy_of(self, gpu_uuid: str) -> Sharing | None:
         """Return the mode that the administrator chose for shares of a GPU."""
@@ -239,6 +255,15 @@ class GpuRequest:
         if is_mig(model):
             return any(_names_instance(wanted, model) for wanted in self.models)
         return not self.models or any(model_matches(wanted, model) for wanted in self.models)
+
+    def mig_profile(self, card: MigCard) -> MigProfile | None:
+        """Return the smallest profile of a card that the request accepts."""
+        fits = [
+            profile
+            for profile in card.profiles
+            if self.accepts_model(card.model_of(profile)) and self.permille_on(profile.memory_mib) <= WHOLE_GPU
+        ]
+        return min(fits, key=lambda profile: (profile.slices, profile.memory_mib, len(profile.name)), default=None)
 
 
 _MIG_WORD = re.compile(r"mig|[1-9]g|[1-9]g[0-9]+gb")

@@ -25,7 +25,7 @@ class Sharing(StrEnum):
     WHOLE = "whole"  # no other program on the GPU
     SHARE = "share"  # the share library: memory limit and time leases
     MPS = "mps"  # NVIDIA's Multi-Process Service: memory limit and a limit on the multiprocessors used at a time
-    MIG = "mig"  # a MIG instance that the administrator made
+    MIG = "mig"  # a whole MIG instance
     ADVISORY = "advisory"  # the program gets its share in variables; nothing enforces it
 
 

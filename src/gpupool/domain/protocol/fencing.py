@@ -28,6 +28,8 @@ COMMANDS = frozenset(
         "signal",
         "forget",
         "reserve_ports",
+        "create_mig_instance",
+        "remove_mig_instance",
         "blob_put",
         "tree_make",
         "home_task",

@@ -247,6 +247,14 @@ class LocalLink:
         """Return the GPUs with current health, foreign processes and use."""
         return [decode(Gpu, gpu) for gpu in await self._ask("gpus")]
 
+    async def create_mig_instance(self, card: str, profile: str) -> NodeReport:
+        """Create a MIG instance on a card."""
+        return decode(NodeReport, await self._ask("create_mig_instance", card=card, profile=profile))
+
+    async def remove_mig_instance(self, uuid: str) -> NodeReport:
+        """Destroy a MIG instance that the pool created."""
+        return decode(NodeReport, await self._ask("remove_mig_instance", uuid=uuid))
+
     async def samples(self, after: int) -> Sequence[NodeSample]:
         """Return the samples of the node after one by its number, oldest first."""
         texts = await self._ask("samples", after=after)

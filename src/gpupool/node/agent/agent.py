@@ -9,7 +9,6 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -50,13 +49,14 @@ from gpupool.node.host.paths import ReplicaFolder, RunFolder, StateFolder, boot_
 from gpupool.node.host.preemption_notice import Notice, write_notice
 from gpupool.node.host.progress_file import create_progress
 from gpupool.node.host.records import Notes, StartRequest, read_exit, read_noticed, read_stop, write_notes, write_stop
+from gpupool.node.inventory.driver_thread import DriverThread
+from gpupool.node.inventory.mig_instances import MigCreation
 from gpupool.node.ports import ImageLayers, ImageStore, Inventory, NodeProgram, PrepareRequest, Runner, SharingHost
 from gpupool.node.sharing.choose import DEFAULT_SLICES, NOT_ENFORCED, SharingModes
 from gpupool.node.shepherd import output_log
 from gpupool.node.telemetry.sampler import Sampler
 
 READ_LIMIT = 1 << 20  # bytes of log in one answer
-DRIVER_TIMEOUT_S = 20.0
 MAX_SHOWN_NOTICE_BYTES = 1000
 SOCKET_PATIENCE_S = 10.0  # for a program that starts and does not listen yet
 SOCKET_CHECK_S = 0.1
@@ -77,30 +77,6 @@ class Backends:
     layers: ImageLayers
     slices: str = DEFAULT_SLICES
     address: str = LOOPBACK
-
-
-class DriverThread:
-    """Runs calls of the GPU driver one after the other, in a thread: the driver may hang, the agent must not."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "driver")
-
-    async def ask(self, question: Callable[[], T]) -> T:
-        """Run a call and return its result. Raises NODE_UNREACHABLE if it takes too long."""
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(DRIVER_TIMEOUT_S):
-                return await loop.run_in_executor(self._thread, question)
-        except TimeoutError as error:
-            raise GpupoolError(
-                ErrorCode.NODE_UNREACHABLE,
-                f"The GPU driver did not answer within {DRIVER_TIMEOUT_S:.0f} seconds.",
-                "Run nvidia-smi on the node; if it hangs too, the machine needs a restart.",
-            ) from error
-
-    def close(self) -> None:
-        """Accept no more calls; a call that hangs is abandoned."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class Agent:
@@ -128,6 +104,7 @@ class Agent:
         )
         self._listeners: list[Callable[[ProcessStatus], None]] = []
         self._driver = DriverThread()
+        self._mig = MigCreation(backends.inventory, state.mig_instances, run.path, shared=shared)
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._boot = boot_id()
 
@@ -571,17 +548,30 @@ class Agent:
 
     async def report(self) -> NodeReport:
         """Return the machine and its GPUs, from a full scan."""
-        found = await self._driver.ask(self.backends.inventory.report)
+        found = await self._driver.ask(self._mig.scan)
         why = self.sharing.why_advisory()
         warnings = (*found.warnings, f"{NOT_ENFORCED}{why}") if why and found.gpus else found.warnings
+        partitioned = bool(found.mig_cards) or any(gpu.mig_profile for gpu in found.gpus)
         return replace(
             found,
-            sharing=self.sharing.usable(partitioned=any(gpu.mig_profile for gpu in found.gpus)),
+            sharing=self.sharing.usable(partitioned=partitioned),
             warnings=warnings,
             address=self.backends.address,
             fences=True,
             last_epoch=self.epochs.last,
         )
+
+    async def create_mig_instance(self, card: str, profile: str) -> None:
+        """Create a MIG instance on a card. Raises as ``MigCreation.create``."""
+        await self._driver.ask(lambda: self._mig.create(card, profile))
+
+    async def remove_mig_instance(self, uuid: str) -> None:
+        """Destroy a MIG instance that the pool created. Raises WRONG_STATE while it is in use, NOT_FOUND, FORBIDDEN."""
+        live = [entry for entry in self.entries.values() if not entry.exited]
+        holders = [e.key for e in live if any(share.gpu_uuid == uuid for share in e.request.spec.gpus)]
+        if holders:
+            raise GpupoolError(ErrorCode.WRONG_STATE, f"{holders[0]} holds {uuid[:80]}.", "Stop it first.")
+        await self._driver.ask(lambda: self._mig.remove(uuid))
 
     async def reserve_ports(
         self, key: str, address: str, count: int, wanted: Sequence[int]
@@ -596,4 +586,4 @@ class Agent:
 
     def _fresh_gpus(self) -> tuple[Gpu, ...]:
         pids = self.pids_of(entry for entry in list(self.entries.values()) if not entry.exited)
-        return self.backends.inventory.gpus(pids | self.sharing.helpers())
+        return self._mig.gpus(pids | self.sharing.helpers())

@@ -95,6 +95,16 @@ class Methods:
         """Return the GPUs with current state."""
         return [gpu_to_dict(gpu) for gpu in await self._agent.gpus()]
 
+    async def do_create_mig_instance(self, params: Params) -> Any:
+        """Create a MIG instance: ``card``, ``profile`` -> the machine."""
+        await self._agent.create_mig_instance(str(params["card"]), str(params["profile"]))
+        return report_to_dict(await self._agent.report())
+
+    async def do_remove_mig_instance(self, params: Params) -> Any:
+        """Destroy a MIG instance that the pool created: ``uuid`` -> the machine."""
+        await self._agent.remove_mig_instance(str(params["uuid"]))
+        return report_to_dict(await self._agent.report())
+
     async def do_reserve_ports(self, params: Params) -> Any:
         """Reserve ports: ``key``, ``address``, ``count``, ``wanted`` (ports) -> ``ports`` and ``interface``."""
         asked = (str(params["key"]), str(params["address"]), int(params["count"]), tuple(params.get("wanted", ())))

@@ -108,6 +108,11 @@ class StateFolder:
         return self.path / "term.json"
 
     @property
+    def mig_instances(self) -> Path:
+        """Return the file with the MIG instances that the pool has created; see ``node/inventory/mig_instances.py``."""
+        return self.path / "mig-instances.json"
+
+    @property
     def epochs(self) -> Path:
         """Return the folder of empty files ``workload.index.attempt.epoch``: the newest of forgotten replicas."""
         return self.path / "epochs"

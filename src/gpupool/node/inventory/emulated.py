@@ -157,8 +157,9 @@ class EmulatedInventory:
 
     def nvml(self, run_folder: Path, *, shared: bool) -> Any:
         """Return the fake NVML, which can create MIG instances; None without cards in MIG mode. Raises OSError."""
-        if any(card.mig_mode for card in self._cards):
-            self.fake_driver_folder(run_folder, shared=shared)
+        if not any(card.mig_mode for card in self._cards):
+            return None
+        self.fake_driver_folder(run_folder, shared=shared)
         return None if self._simulated is None else self._simulated.nvml(run_folder, shared=shared)
 
     def report(self) -> NodeReport:

@@ -1,6 +1,6 @@
-"""MIG instances: a GPU that its administrator has partitioned is reported as its instances.
+"""MIG instances: a GPU in MIG mode is reported as its instances.
 
-The layout is never changed here. A program sees its instance by the UUID from the driver
+``mig_instances`` creates and destroys them. A program sees its instance by the UUID from the driver
 (``CUDA_VISIBLE_DEVICES=MIG-...``). CUDA uses one instance at a time without peer access between instances, so they have
 no links.
 """
@@ -31,7 +31,7 @@ def mig_handles(queries: Queries, handle: Any) -> dict[int, Any]:
     found = {i: queries.ask(None, "nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(most)}
     present = {i: instance for i, instance in found.items() if instance is not None}
     if not present:
-        queries.warn("MIG is on but it has no instances: it cannot be used")
+        queries.warn("MIG is on but it has no instances, so programs cannot use it")
     return present
 
 

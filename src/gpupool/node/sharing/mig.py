@@ -1,6 +1,6 @@
 """MIG instances: the hardware isolates them, so the program only has to see the right one.
 
-A program sees an instance by its UUID, which CUDA then uses. The MIG layout of a GPU is never changed.
+A program sees an instance by its UUID, which CUDA then uses.
 """
 
 from __future__ import annotations

@@ -50,6 +50,18 @@ class NodeLink(Protocol):
     async def gpus(self) -> Sequence[Gpu]:
         """Return the GPUs with new readings of health, foreign processes and use."""
 
+    async def create_mig_instance(self, card: str, profile: str) -> NodeReport:
+        """Create a MIG instance on a card, both as in ``NodeReport.mig_cards``; return the new report.
+
+        Raises FORBIDDEN, WRONG_STATE, INVALID_REQUEST, UNSUPPORTED, INTERNAL; nothing has changed then.
+        """
+
+    async def remove_mig_instance(self, uuid: str) -> NodeReport:
+        """Destroy a MIG instance that the pool created; return the new report.
+
+        Raises WRONG_STATE while a program or a process uses it, NOT_FOUND, FORBIDDEN, UNSUPPORTED, INTERNAL.
+        """
+
     async def samples(self, after: int) -> Sequence[NodeSample]:
         """Return the samples after a number, oldest first; all that it has, if the number is unknown.
 
