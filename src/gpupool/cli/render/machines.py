@@ -154,6 +154,14 @@ def sharing_lines(node: Json, style: Style) -> list[str]:
     return table(("GPU", "MODEL", "MODE", "CHOSEN", "NOW"), rows, style)
 
 
+def _mig_text(gpu: Json) -> str:
+    if not gpu["mig_profile"]:
+        return ""
+    return f"{gpu['mig_profile']} of card {gpu['parent_uuid']}" + (
+        ", created by the pool" if gpu.get("on_demand") else ""
+    )
+
+
 def _check_text(check: Json | None, now: float) -> str:
     """Return the latest result of the checks of a GPU; empty if it was not checked."""
     if check is None:
@@ -176,7 +184,7 @@ def gpu_detail_lines(gpu: Json, now: float, style: Style) -> list[str]:
             ("Sharing", gpu["sharing"]),
             ("Bus", gpu["pci_bus_id"]),
             ("Links", ", ".join(f"GPU {other}: {link}" for other, link in gpu["links"].items())),
-            ("MIG", f"{gpu['mig_profile']} of card {gpu['parent_uuid']}" if gpu["mig_profile"] else ""),
+            ("MIG", _mig_text(gpu)),
         ],
         style,
         indent="  ",

@@ -115,9 +115,9 @@ class GpuCheckView(View):
 class GpuView(View):
     """One GPU, its measurements and its holders. ``available``: workloads may start there if enough of it is free.
 
-    A MIG instance is a GPU with a ``mig_profile`` and the UUID of its card, ``parent_uuid``. ``sharing`` is the default
-    mode for parts of it (empty: not reported), ``sharing_policy`` the mode that the administrator chose. ``check`` is
-    the latest result of ``gpupool verify``.
+    A MIG instance is a GPU with a ``mig_profile`` and the UUID of its card, ``parent_uuid``; ``on_demand`` if the pool
+    created it. ``sharing`` is the default mode for parts of it (empty: not reported), ``sharing_policy`` the mode that
+    the administrator chose. ``check`` is the latest result of ``gpupool verify``.
     """
 
     uuid: str
@@ -143,6 +143,7 @@ class GpuView(View):
     sharing_policy: Sharing | None = None
     cordon_reason: str = ""
     check: GpuCheckView | None = None
+    on_demand: bool = False
 
 
 class ResourcesView(View):
