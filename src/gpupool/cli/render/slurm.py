@@ -23,6 +23,7 @@ REASONS = {  # Slurm's reason of a pending job, by the code of ``gpupool why``
     "WAITING_FOR_GPU": "Resources",
     "CPU_OR_MEMORY": "Resources",
     "OTHER_SHARING_MODE": "Resources",
+    "MIG_INSTANCE": "Resources",
     "GANG": "Resources",
     "RESERVED_FOR_OTHERS": "Priority",
     "MANY_REQUESTS": "Priority",

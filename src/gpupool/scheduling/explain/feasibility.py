@@ -12,6 +12,7 @@ from gpupool.domain.units import WHOLE_GPU, format_mib
 from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.explain.formatting import describe_shape, pools_text
 from gpupool.scheduling.placement.capacity import Need, capacity
+from gpupool.scheduling.placement.mig_sites import may_have_site
 from gpupool.scheduling.placement.node_filter import EMPTY, Relax, fitting_rows
 from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.state.allocation import Ints
@@ -28,16 +29,16 @@ def check_possible(
 
     Cordoned nodes and nodes that are down count. ``pools``: only nodes of these pools, if any are named. The code is
     ``UNKNOWN_MODEL`` if no node has such a GPU, and ``IMPOSSIBLE_REQUEST`` if none has enough; the error then names the
-    resources of the largest.
+    resources of the largest. A card on which the MIG instance could be created suffices.
     """
     shape = Shapes().get(request, cpus, memory_mib, "", pools)
-    if len(fitting_rows(placer.cluster, shape, EMPTY)):
+    if len(fitting_rows(placer.cluster, shape, EMPTY)) or may_have_site(placer.cluster, shape):
         return
     if no_such_model(placer, shape):
         models = sorted(present_models(placer))
         has = f"The pool has: {', '.join(models)}." if models else "The pool has no GPUs."
         if any(map(mentions_mig, request.models)):
-            has += f" The pool creates no MIG instances; {CREATE_INSTANCE}."
+            has += f" The pool creates no such MIG instance; {CREATE_INSTANCE}."
         raise GpupoolError(ErrorCode.UNKNOWN_MODEL, f"No node has a GPU of model {' or '.join(request.models)}.", has)
     raise GpupoolError(
         ErrorCode.IMPOSSIBLE_REQUEST, f"No node can provide {describe_shape(shape)}.", lacking(placer, shape)

@@ -12,6 +12,7 @@ import numpy as np
 from gpupool.domain.events import Reason
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.explain.formatting import describe_shape
+from gpupool.scheduling.placement.mig_sites import may_have_site
 from gpupool.scheduling.placement.node_filter import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim, Ints
@@ -53,6 +54,7 @@ class WaitCode(StrEnum):
     OTHER_NODE_POOL = "OTHER_NODE_POOL"
     BOOKED = "BOOKED"
     GANG = "GANG"
+    MIG_INSTANCE = "MIG_INSTANCE"
     WAITING_FOR_GPU = "WAITING_FOR_GPU"
     NOT_WAITING = "NOT_WAITING"  # it runs, or has ended
 
@@ -108,6 +110,7 @@ class Case:
         self.size = 1 if group is None else group.size  # members that have to start together
         self.need = self.placer.least_permille(self.shape) * self.size
         self.active = session.holds.active.get(replica.key)
+        self.may_be_created = replica.gang is None and may_have_site(self.cluster, self.shape)
         self.ahead, self.ahead_total = _ahead(session.demand, replica, self.turns)
 
     @property

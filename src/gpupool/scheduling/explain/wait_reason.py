@@ -165,6 +165,7 @@ _ENDLESS = {
     WaitCode.FOLDER: "it starts after its folder has been fetched",
     WaitCode.MANY_REQUESTS: "it depends on when its turn comes",
     WaitCode.GPU_HOURS: "it starts when there are GPU hours again",
+    WaitCode.MIG_INSTANCE: "it depends on when its MIG instance is created",
 }
 _EXACT = frozenset({*_ENDLESS, WaitCode.BACK_OFF, WaitCode.STARTING_SOON})
 _MAY_RECLAIM = frozenset(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from gpupool.domain.nodes.gpu import mentions_mig
+from gpupool.domain.nodes.gpu import MIG_LABEL, MIG_ON_DEMAND, mentions_mig
 from gpupool.domain.units import format_duration, format_permille
 from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.explain.feasibility import CREATE_INSTANCE, lacking, no_such_model, present_models
@@ -14,6 +14,7 @@ from gpupool.scheduling.explain.formatting import pools_text
 from gpupool.scheduling.explain.wait_case import Case, Numbers, WaitCode, WaitFinding
 from gpupool.scheduling.gang_placement import model_choices
 from gpupool.scheduling.placement.capacity import Need, capacity
+from gpupool.scheduling.placement.mig_sites import mig_sites
 from gpupool.scheduling.placement.node_filter import EMPTY, Relax, fitting_rows
 from gpupool.scheduling.state.cluster import ALONE, Shape, domains
 from gpupool.scheduling.state.ledger import UNBOUNDED, Bound
@@ -25,18 +26,18 @@ from gpupool.scheduling.values import BlockReason, HoldKind
 
 
 def _model(case: Case) -> WaitFinding | None:
-    if not no_such_model(case.placer, case.shape):
+    if case.may_be_created or not no_such_model(case.placer, case.shape):
         return None
     wanted, models = " or ".join(case.replica.request.models), sorted(present_models(case.placer))
     sentence = f"no node has a GPU of model {wanted}; the pool has {', '.join(models) or 'no GPUs'}"
     advice = ["request an available model"]
     if any(map(mentions_mig, case.replica.request.models)):
-        advice.append(f"the pool creates no MIG instances; {CREATE_INSTANCE}")
+        advice.append(f"the pool creates no such MIG instance; {CREATE_INSTANCE}")
     return WaitFinding(WaitCode.NO_SUCH_MODEL, sentence, {"models": ", ".join(models)}, tuple(advice))
 
 
 def _size(case: Case) -> WaitFinding | None:
-    if case.fits_if(EMPTY):
+    if case.may_be_created or case.fits_if(EMPTY):
         return None
     reason = lacking(case.placer, case.shape)
     sentence = f"needs {case.wants}, more than any node has: {reason[0].lower()}{reason[1:].rstrip('.')}"
@@ -158,6 +159,36 @@ def _soon(case: Case) -> WaitFinding | None:
     if case.active is None and case.fits():
         return WaitFinding(WaitCode.STARTING_SOON, f"fits now; {_behind(case)}", {"ahead": case.ahead})
     return None
+
+
+def _mig_instance(case: Case) -> WaitFinding | None:
+    """Find a card on which the pool can create a MIG instance for the request."""
+    sites = mig_sites(case.cluster, case.shape) if case.may_be_created and case.active is None else []
+    if not sites:
+        return None
+    node, card, profile = sites[0].node.name, sites[0].card.index, sites[0].profile.name
+    after = "" if sites[0].ready else "; unused instances are removed first"
+    sentence = f"needs {case.wants}; {node} creates a MIG instance {profile} on GPU {card}{after}"
+    return WaitFinding(WaitCode.MIG_INSTANCE, sentence, {"node": node, "gpu": card, "profile": profile})
+
+
+def _no_mig_instance(case: Case) -> WaitFinding | None:
+    """Explain why the pool creates no MIG instance for the request, although a card has its profile."""
+    if not case.may_be_created:
+        return None
+    nodes = [node for node in case.cluster.nodes if node is not None and node.mig_choices(case.shape.request)]
+    name = nodes[0].mig_choices(case.shape.request)[0][1].name
+    exists = case.fits_if(EMPTY) > 0
+    if any(node.creates_mig for node in nodes):
+        code = WaitCode.WAITING_FOR_GPU if exists else WaitCode.MIG_INSTANCE  # others end, or release their slices
+        sentence = f"needs {case.wants}; no card has room for another MIG instance {name}; {_behind(case)}"
+        return WaitFinding(code, sentence, {"profile": name, "ahead": case.ahead}, ("request a smaller instance",))
+    if exists:
+        return None
+    where = nodes[0].name
+    sentence = f"needs {case.wants}; a card of {where} has such a profile, but the pool may not create instances there"
+    allow = f"an administrator can allow it: gpupool node label {where} {MIG_LABEL}={MIG_ON_DEMAND}"
+    return WaitFinding(WaitCode.MIG_INSTANCE, sentence, {"profile": name}, (allow,))
 
 
 def _reserved(case: Case) -> WaitFinding | None:
@@ -324,6 +355,7 @@ RULES: tuple[Callable[[Case], WaitFinding | None], ...] = (
     _bounds,
     _whole_quotas,
     _soon,
+    _mig_instance,
     _reserved,
     _gang,
     _host,
@@ -349,5 +381,6 @@ RULES: tuple[Callable[[Case], WaitFinding | None], ...] = (
         "one GPU has one mode at a time",
         "let the pool choose the sharing mode, or wait until the other workloads on that GPU have ended",
     ),
+    _no_mig_instance,
     _waiting,
 )
