@@ -14,7 +14,10 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
+
+from fake_mig import FakeMig
 
 from gpupool.domain.decode import decode
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -98,6 +101,7 @@ class FakeAgent:
     slow_homes: bool = False  # changes of homes stay in progress
     output: dict[str, bytes] = field(default_factory=dict)  # of programs, by key
     ports: dict[str, Sequence[ListeningPort]] = field(default_factory=dict)  # of programs, by key
+    mig: FakeMig | None = None  # a card in MIG mode, in addition
     listener: FakeFabric | None = None
     in_flight: int = 0
     unheard_since: float | None = None
@@ -329,13 +333,19 @@ class FakeAgent:
             NODE,
             16.0,
             64_000,
-            cards,
+            cards if self.mig is None else (*cards, *self.mig.gpus()),
             emulated=True,
             boot_id="boot",
             agent_version="0",
             fences=True,
             last_epoch=self.last_epoch,
+            mig_cards=() if self.mig is None else (self.mig.card(),),
         )
+
+    def change_mig(self, change: Callable[[FakeMig], None]) -> NodeReport:
+        assert self.mig is not None
+        change(self.mig)
+        return self.report()
 
 
 class HasAllFiles(FilesLink):
@@ -385,6 +395,14 @@ class FakeLink(NodeLink):
 
     async def gpus(self) -> Sequence[Gpu]:
         return (await self.report()).gpus
+
+    async def create_mig_instance(self, card: str, profile: str) -> NodeReport:
+        change = partial(FakeMig.create, card=card, profile=profile)
+        return await self._agent.answer(lambda: self._agent.change_mig(change))  # type: ignore[return-value]
+
+    async def remove_mig_instance(self, uuid: str) -> NodeReport:
+        change = partial(FakeMig.remove, uuid=uuid)
+        return await self._agent.answer(lambda: self._agent.change_mig(change))  # type: ignore[return-value]
 
     async def samples(self, after: int) -> Sequence[NodeSample]:
         """Return samples; this call is never lost, because losses are for operations."""

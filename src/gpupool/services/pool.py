@@ -31,7 +31,7 @@ from gpupool.services.control.observer import Observer
 from gpupool.services.control.scheduler_feed import SchedulerFeed
 from gpupool.services.control.scheduling_loop import LimitChecker, SchedulingLoop
 from gpupool.services.explain.estimates import MAX_ESTIMATES
-from gpupool.services.explain.wait_reason import ResumptionNotices
+from gpupool.services.explain.wait_reason import Obstacles, ResumptionNotices
 from gpupool.services.files.missing import FolderRecovery, MissingFolders
 from gpupool.services.files.serve import HeadFiles, folders_in
 from gpupool.services.files.service import FileService
@@ -39,6 +39,7 @@ from gpupool.services.gpu_checks.service import GpuChecks
 from gpupool.services.lifecycle.process_spec import ProcessSpecs
 from gpupool.services.metrics.service import MetricsService
 from gpupool.services.nodes.images import ImageService
+from gpupool.services.nodes.mig_instances import MigInstanceService
 from gpupool.services.nodes.monitoring import CapacityRecorder, GpuHealthMonitor
 from gpupool.services.nodes.reservations import ReservationService
 from gpupool.services.nodes.service import NodeService
@@ -196,7 +197,9 @@ class Pool:
         )
         telemetry = TelemetryService(self._ports, self._nodes, self._mirror)
         accounting = AccountingService(self.engine, self._identities, permissions, info.time_zone)
-        workloads = WorkloadService(self.engine, lookup, permissions, self._bound, submission, self._recovery.explain)
+        self._mig_instances = MigInstanceService(self.engine, self._nodes)
+        obstacles = Obstacles(self._recovery.explain, self._mig_instances.problem)
+        workloads = WorkloadService(self.engine, lookup, permissions, self._bound, submission, obstacles)
         controller = ServiceController(self.engine, self._serving, self._nodes, submission)
         serving = ServingService(self.engine, self._serving, self._identities, permissions, submission, controller)
         access = AccessService(self.engine, self._identities, permissions, info.owner_uid, self._serving)
@@ -304,6 +307,7 @@ class Pool:
             "check idle GPUs": self.services.gpu_checks.run(),
             "tick": LimitChecker(self.engine, self._bound).run(),
             "lost nodes": self.services.nodes.lost.run(),
+            "MIG instances": self._mig_instances.run(),
             "read GPUs": GpuHealthMonitor(self.engine, self._nodes).run(),
             "record capacity": CapacityRecorder(self.engine, self._nodes).run(),
             "estimates": reasons.estimates.run(reasons.why),

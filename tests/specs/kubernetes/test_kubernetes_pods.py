@@ -308,7 +308,7 @@ BAD = [
     (pod(container="securityContext: {privileged: true}"), "11:23", "is not supported", ""),
     (pod(container="env: [{name: K, valueFrom: {secretKeyRef: {name: s, key: k}}}]"), "11:33", "stores no secrets", ""),
     (pod(notes='gpu-fraction: "1.5"'), "5:17", "must be a part of a GPU", ""),
-    (pod(notes="nvidia.com/vgpu-mode: mig"), "5:17", "does not create MIG instances", "nvidia.com/mig-2g.10gb"),
+    (pod(notes="nvidia.com/vgpu-mode: mig"), "5:17", "does not name the profile", "nvidia.com/mig-2g.10gb"),
     (pod(notes="nvidia.com/nouse-gputype: T4"), "5:17", "GPUs are selected by model", "use-gputype"),
     (JOB.replace("Never", "Always"), "8:7", "must be OnFailure or Never", ""),
     (JOB + "  completionMode: Indexed\n", "5:1", "needs 'completions'", ""),

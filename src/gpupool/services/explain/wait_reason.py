@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
@@ -40,16 +40,25 @@ _WAITS_FOR_GPUS = frozenset({WaitCode.WAITING_FOR_GPU, WaitCode.GANG})
 log = structlog.get_logger("gpupool.wait_reason")
 
 
-class WaitReasonService:
-    """Explains waiting workloads, with the scheduler for those in the queue.
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """Causes of waits that other services know.
 
-    ``explain_folder`` explains a workload whose folder is on another head.
+    ``folder`` explains a workload whose folder is on another head. ``mig`` returns a clause about a node's last error
+    with a MIG instance; empty without one.
     """
 
-    def __init__(self, engine: Engine, lookup: Lookup, explain_folder: Callable[[Workload], Explanation]) -> None:
+    folder: Callable[[Workload], Explanation]
+    mig: Callable[[str], str]
+
+
+class WaitReasonService:
+    """Explains waiting workloads, with the scheduler for those in the queue."""
+
+    def __init__(self, engine: Engine, lookup: Lookup, obstacles: Obstacles) -> None:
         self._engine = engine
         self._lookup = lookup
-        self._explain_folder = explain_folder
+        self._obstacles = obstacles
         self.worker = ForkedWorker(lambda: ASSUMED_COST_S * len(engine.mirror.workloads))
         self.estimates = EstimateService(engine)
 
@@ -101,8 +110,11 @@ class WaitReasonService:
         now = self._engine.ports.clock.now()
         found = feed.scheduler.explain(key, now, background=background, foretell=background is not None)
         if found is not None and workload.program.workspace:
-            node = dict(workload.gpus.labels).get(NODE)
-            found = replace(found, sentence=join_clauses(found.sentence, f"its workspace is stored on {node}"))
+            stored_on = dict(workload.gpus.labels).get(NODE)
+            found = replace(found, sentence=join_clauses(found.sentence, f"its workspace is stored on {stored_on}"))
+        node = "" if found is None else str(found.numbers.get("node", ""))
+        if found is not None and found.code is WaitCode.MIG_INSTANCE and (problem := self._obstacles.mig(node)):
+            found = replace(found, sentence=join_clauses(found.sentence, problem))
         if found is not None and found.code in _WAITS_FOR_GPUS and (held := self._reserved_gpus(workload)):
             found = replace(found, sentence=join_clauses(found.sentence, held))
         row = self._engine.mirror.replica(workload.id, 0)
@@ -131,7 +143,7 @@ class WaitReasonService:
         if held is BlockReason.WINDOW:
             return self._closed(workload)
         if held is BlockReason.FOLDER:
-            return self._explain_folder(workload)
+            return self._obstacles.folder(workload)
         if held is BlockReason.BUDGET:
             return self._used_up(workload)
         if is_reservation(workload):

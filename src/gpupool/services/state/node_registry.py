@@ -17,7 +17,7 @@ class NodeRegistry:
 
     ``own`` is the node on the control plane's own machine (empty: none). A node that is silent for ``lost_after_s``
     counts as lost (None: never). ``drained`` has the nodes that replicas of services leave, since this control plane
-    started.
+    started. ``hidden`` are the UUIDs of GPUs that are left out of all reports: MIG instances that are being removed.
     """
 
     def __init__(self, own: str = "") -> None:
@@ -25,6 +25,7 @@ class NodeRegistry:
         self.lost_after_s: float | None = None
         self.changed = asyncio.Event()
         self.drained: set[str] = set()
+        self.hidden: set[str] = set()
         self._nodes: dict[str, Node] = {}
         self._silent_since: dict[str, float] = {}
 
@@ -85,6 +86,7 @@ class NodeRegistry:
     def seen(self, report: NodeReport) -> tuple[Node, bool]:
         """Return the node with a new report, to ``put`` it, and True if more than readings has changed."""
         old = self._nodes.get(report.name)
+        report = replace(report, gpus=self._shown(report.gpus)) if self.hidden else report
         if old is None:
             node = Node(report)
         else:
@@ -108,11 +110,14 @@ class NodeRegistry:
         old = self._nodes.get(name)
         if old is None:
             return False
-        self._nodes[name] = replace(old, report=replace(old.report, gpus=gpus))
+        self._nodes[name] = replace(old, report=replace(old.report, gpus=self._shown(gpus)))
         news = without_readings(old) != without_readings(self._nodes[name])
         if news:
             self.changed.set()
         return news
+
+    def _shown(self, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        return tuple(gpu for gpu in gpus if gpu.uuid not in self.hidden)
 
     def find_gpu(self, uuid: str) -> tuple[Node, Gpu] | None:
         """Return the GPU with this UUID and its node."""

@@ -35,7 +35,7 @@ from gpupool.services.control.engine import Engine
 from gpupool.services.control.lookup import Lookup
 from gpupool.services.explain.queue import QueueService
 from gpupool.services.explain.reason_cache import WaitReasonCache
-from gpupool.services.explain.wait_reason import WaitReasonService
+from gpupool.services.explain.wait_reason import Obstacles, WaitReasonService
 from gpupool.services.lifecycle import transitions
 from gpupool.services.ports.fabric import AttachStream, NodeLink
 from gpupool.services.ports.store import WorkloadFilter
@@ -139,7 +139,7 @@ class WorkloadService:
         permissions: Permissions,
         bound: ClientBindings,
         submission: SubmissionService,
-        explain_folder: Callable[[Workload], Explanation],
+        obstacles: Obstacles,
     ) -> None:
         self._engine = engine
         self._lookup = lookup
@@ -147,7 +147,7 @@ class WorkloadService:
         self._bound = bound
         self.submission = submission
         self.output = OutputService(engine, lookup, permissions)
-        self.wait_reasons = WaitReasonService(engine, lookup, explain_folder)
+        self.wait_reasons = WaitReasonService(engine, lookup, obstacles)
         self.reason_cache = WaitReasonCache(self.wait_reasons, lookup, engine.ports.clock.monotonic)
         self.queue = QueueService(engine)
         self.current_leases = LeaseService(engine)

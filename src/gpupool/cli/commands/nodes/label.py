@@ -29,6 +29,7 @@ def register(app: typer.Typer) -> None:
         "gpupool node label gpu1",
         "gpupool node label gpu1 rack=r1 pool=a100",
         "gpupool node label gpu1 rack-",
+        "gpupool node label gpu1 mig=on-demand",
         context_settings={"ignore_unknown_options": True},
     )(label)
     command(group, 'gpupool node lost gpu3 --reason "its power supply burnt"')(lost)
@@ -38,7 +39,8 @@ def register(app: typer.Typer) -> None:
 def label(name: Node, labels: Labels = None, json: AsJson = False) -> None:
     """Show or change a node's labels. A label set here overrides one that the node reports.
 
-    The label 'pool' is the node pool: 'run --pool NAME' requires it, and a project can be limited to some pools.
+    The label 'pool' is the node pool: 'run --pool NAME' requires it, and a project can be limited to some pools. With
+    the label 'mig=on-demand' the pool creates MIG instances on the node for queued requests.
     """
     pool, path = open_pool(), f"nodes/{quote_segment(name)}"
     if not labels:

@@ -228,8 +228,8 @@ def _mode(asked: _Asked, value: ManifestView) -> None:
     known = _MODES.get(mode, "")
     if known and traits_of(known).partitioned:
         value.refuse(
-            "is not supported: the pool does not create MIG instances.",
-            "Request an existing instance: resources: {limits: {nvidia.com/mig-2g.10gb: 1}}.",
+            "is not supported: it does not name the profile of the MIG instance.",
+            "Request it by its profile: resources: {limits: {nvidia.com/mig-2g.10gb: 1}}.",
             ErrorCode.UNSUPPORTED,
         )
     elif not known:
