@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pool_world import ADMIN, ANN, BOB, World
-from test_service_adoption import copied, go_back
+from test_service_adoption import copied, go_back, lose_database
 from test_service_lazy import HALF, held, row_of, use_cuda
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -195,6 +195,35 @@ def test_database_from_before_the_suspension_knows_it_again(world: World, tmp_pa
         row = await row_of(world, made)
         assert row.attempt == 1
         assert row.suspended_gpu
+
+    world.do(story())
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_new_database_adopts_the_program(world: World, suspended: bool) -> None:
+    """It has its GPU and its CPUs once; a suspended program still waits for its own GPU."""
+
+    async def story() -> None:
+        await red(world)
+        made = await training(world, cpus=2)
+        sums = "select sum(cpus), sum(permille) from leases where released_at is null"
+        if suspended:
+            await world.pass_time(5)
+            await world.end(await urgent(world))
+            world.agent.suspend_now(world.program(made))
+            await world.settle()
+        before = world.rows(sums)
+        await lose_database(world)
+        await world.settle()
+        assert world.rows(sums) == before
+        row = await row_of(world, made)
+        assert (row.state, bool(row.suspended_gpu)) == (ReplicaState.RUNNING, suspended)
+        world.check_always()
+        if suspended:
+            await use_cuda(world, made)
+        assert world.agent.programs[world.program(made)].spec.gpu_epoch == (await row_of(world, made)).gpu_lease
+        await world.end(await world.get(made.id))
+        await world.check_at_rest()
 
     world.do(story())
 

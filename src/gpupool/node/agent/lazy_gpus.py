@@ -98,8 +98,8 @@ class LazyGpus:
         if entry.status.gpu_wanted_at is None:
             self._report(entry)
         gpu = self._suspended_gpu(entry)
-        if gpu and not self._programs.sharing.in_use(entry.request.mode, self._programs.program(entry)):
-            gpu = "" if self._take_pages(entry) else gpu
+        if gpu and self._unused(entry) and self._take_pages(entry):  # its suspended processes have ended
+            gpu = ""
         if gpu != entry.status.suspended_gpu:
             entry.status = replace(entry.status, suspended_gpu=gpu)
             self._programs.changed(entry.status)

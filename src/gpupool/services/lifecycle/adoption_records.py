@@ -87,7 +87,7 @@ def read_record(records: WorkloadRecords, spec: ProcessSpec, node: str) -> Adopt
         raise _insufficient(f"its record is not complete ({error!r})") from error
     if not spec.gpu_epoch:
         return AdoptionRecord(workload, index, attempt, state, host, lease)
-    gpus = replace(lease, epoch=Epoch(spec.gpu_epoch), index=LAZY_GPUS)
+    gpus = replace(lease, epoch=Epoch(spec.gpu_epoch), index=LAZY_GPUS, cpus=0.0, memory_mib=0)
     return AdoptionRecord(workload, index, attempt, state, host, replace(lease, shares=()), gpus)
 
 
