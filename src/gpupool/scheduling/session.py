@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from operator import itemgetter
 from typing import Final
 
 from gpupool.domain.ids import WorkloadId
-from gpupool.scheduling.fairness.fair_share import Shares
+from gpupool.scheduling.fairness.fair_share import HeldAmounts, Shares
 from gpupool.scheduling.fairness.model_quotas import Guarantees
 from gpupool.scheduling.fairness.whole_quotas import WholeQuotas
 from gpupool.scheduling.outcome import CycleOutcome
@@ -199,8 +198,8 @@ class SchedulingSession:
 class ActiveHolds:
     """The holds of a cycle, charged in its session.
 
-    ``promised`` has the thousandths charged for the holds of each project, which are not used yet. ``reserved`` is the
-    part of it for which no victim is ending.
+    ``promised`` are the thousandths charged for holds, which are not used yet. ``reserved`` is the part of it for which
+    no victim is ending.
     """
 
     def __init__(self, session: SchedulingSession) -> None:
@@ -208,8 +207,7 @@ class ActiveHolds:
         self._active: dict[ReplicaKey, ActiveHold] = {}
         self.active: Mapping[ReplicaKey, ActiveHold] = self._active
         self._reservations: tuple[int, int] | None = None  # their number and thousandths, once counted
-        self.promised: Counter[int] = Counter()
-        self.reserved: Counter[int] = Counter()
+        self.promised, self.reserved = HeldAmounts(session.ledger), HeldAmounts(session.ledger)
 
     def apply(self, holds: Iterable[Hold]) -> None:
         """Charge the holds of earlier cycles; drop those whose replica neither waits nor is being moved."""
@@ -303,6 +301,7 @@ class ActiveHolds:
 
     def _promise(self, active: ActiveHold, sign: int) -> None:
         permille = sign * active.claim.permille
-        self.promised[active.account.project] += permille
-        self.reserved[active.account.project] += permille * (active.hold.kind is HoldKind.RESERVED)
+        self.promised.add(active.account.project, permille)
+        if active.hold.kind is HoldKind.RESERVED:
+            self.reserved.add(active.account.project, permille)
         self._session.promise(active, sign)

@@ -31,7 +31,7 @@ def reason_of(session: SchedulingSession, victim: ReplicaKey, replica: PendingRe
     if kind is EvictionKind.PREEMPT:
         mine = session.demand.running[victim].priority
         return f"{replica.workload} of priority {replica.priority} in {project.name} preempts it (priority {mine})."
-    held = format_permille(int(ledger.used[account.project]) - session.holds.promised[account.project])
+    held = format_permille(int(ledger.used[account.project]) - session.holds.promised.of_project(account.project))
     due = format_permille(int(session.shares.quota[account.project]))
     what = "fair share" if project.quota_permille is None else "quota"
     return f"{project.name} has {held} GPUs allocated, above its {what} of {due}; {replica.project} reclaims its share."

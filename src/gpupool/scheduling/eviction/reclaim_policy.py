@@ -96,7 +96,7 @@ class ReclaimPolicy:
         open_ &= pool.open(promised=self.promised(project, extra))
         return bool((found & ~open_).any() or (self._shares.reclaimable() & ~every).any())
 
-    def standing(self, account: Account, extra: int, pieces: Ints) -> tuple[object, ...]:
+    def standing(self, account: Account, extra: int, pieces: Sequence[int]) -> tuple[object, ...]:
         """Return a key of everything that decides ``by_share``: equal keys have equal victims."""
         of_model = account if self.models.may_take(account, extra) else None
         promised = self.promised(account.project, extra)

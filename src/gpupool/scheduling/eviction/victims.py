@@ -105,7 +105,7 @@ class VictimPool:
         self.version = 0
         self._rank: Ints | None = None
         self._unshielded: Bools | None = None
-        self._sizes: Ints | None = None
+        self._sizes: list[int] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -235,10 +235,10 @@ class VictimPool:
         return np.bincount(h.gang[slots], h.permille[slots], len(h.gang_size)).astype(np.int64)
 
     @property
-    def sizes(self) -> Ints:
+    def sizes(self) -> list[int]:
         """Return the different weights of the pieces, in order."""
         if self._sizes is None:
-            self._sizes = np.unique(self.pieces.weight)
+            self._sizes = np.unique(self.pieces.weight).tolist()
         return self._sizes
 
     def users(self) -> Ints:

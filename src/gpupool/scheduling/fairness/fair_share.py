@@ -6,9 +6,10 @@ idea.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 
 import numpy as np
 
@@ -20,16 +21,48 @@ Order = tuple[int, float, float]
 # Work cannot be divided at will. This part of a job may exceed the fair share if the victim exceeds its own share by
 # twice as much, and its quota as well. Otherwise the victim would reclaim its guaranteed GPUs, and so on for ever.
 ROUNDING = 0.25
-_NOBODY: Mapping[int, int] = MappingProxyType({})
+
+
+class HeldAmounts:
+    """Thousandths by project, with their sums by department, so that no query adds them up again."""
+
+    __slots__ = ("_by_dept", "_by_project", "_ledger")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._by_project, self._by_dept = Counter[int](), Counter[int]()
+
+    def add(self, project: int, permille: int) -> None:
+        """Add to the amount of a project; a negative amount removes it."""
+        self._by_project[project] += permille
+        self._by_dept[int(self._ledger.dept[project])] += permille
+
+    def of_project(self, project: int) -> int:
+        """Return the amount of a project."""
+        return self._by_project.get(project, 0)
+
+    def of_department(self, dept: int) -> int:
+        """Return the sum over the projects of a department."""
+        return self._by_dept.get(dept, 0)
+
+    def subtract_from(self, projects: Ints) -> None:
+        """Subtract the amounts from an array by project."""
+        for project, permille in self._by_project.items():
+            projects[project] -= permille
+
+    def subtract_from_departments(self, depts: Ints) -> None:
+        """Subtract the sums from an array by department."""
+        for dept, permille in self._by_dept.items():
+            depts[dept] -= permille
 
 
 class Shares:
     """The fair shares of one cycle, and the rules that compare them with held GPUs.
 
     The fair shares are computed from the ledger at construction. They stay fixed while the cycle tries changes, and are
-    compared with the ledger at the time of a call. ``promised`` (project -> thousandths) is counted in the ledger but
-    not held yet, so it cannot be taken from a project. ``reserved`` is the part of it that may never be used: it
-    prevents no project from taking.
+    compared with the ledger at the time of a call. ``promised`` is counted in the ledger but not held yet, so it cannot
+    be taken from a project. ``reserved`` is the part of it that may never be used: it prevents no project
+    from taking.
     """
 
     def __init__(
@@ -37,10 +70,11 @@ class Shares:
         ledger: Ledger,
         capacity: int,
         now: float,
-        promised: Mapping[int, int] = _NOBODY,
-        reserved: Mapping[int, int] = _NOBODY,
+        promised: HeldAmounts | None = None,
+        reserved: HeldAmounts | None = None,
     ) -> None:
-        self._ledger, self._promised, self._reserved = ledger, promised, reserved
+        self._ledger = ledger
+        self._promised, self._reserved = promised or HeldAmounts(ledger), reserved or HeldAmounts(ledger)
         self._snapshot = FairnessSnapshot(ledger, capacity, now)
 
     @cached_property
@@ -107,7 +141,8 @@ class Shares:
         d = self.division
         if d.has_quota[project]:
             return self.within_quota(project, extra)
-        return bool(d.bounded[d.dept[project]]) and self._dept_within(project, extra, d.dept_quota)
+        dept = d.project_rows[project][0]
+        return bool(d.bounded[dept]) and self._dept_within(dept, extra, d.dept_rows[dept][1])
 
     def any_promised(self) -> Bools:
         """Return which projects may be ``promised`` something, regardless of what they hold."""
@@ -126,17 +161,18 @@ class Shares:
         If its department has a quota of its own, it must stay within that as well.
         """
         d = self.division
-        bounded = bool(d.bounded[d.dept[project]])
+        dept = d.project_rows[project][0]
         within = bool(d.has_quota[project]) and self.within_quota(project, extra)
-        return within and (not bounded or self._dept_within(project, extra, d.dept_quota))
+        return within and (not d.bounded[dept] or self._dept_within(dept, extra, d.dept_rows[dept][1]))
 
     def claims_share(self, project: int, extra: int) -> bool:
         """Return whether a project stays within its fair share with ``extra`` thousandths more, without rounding.
 
         Its department must stay within its own as well.
         """
-        within = self._claimed(project) + extra <= self.division.project_rows[project][1] + EPSILON
-        return bool(within) and self._dept_within(project, extra, self.division.dept_fair)
+        dept, fair, _, _ = self.division.project_rows[project]
+        within = self._claimed(project) + extra <= fair + EPSILON
+        return bool(within) and self._dept_within(dept, extra, self.division.dept_rows[dept][0])
 
     def budget(self, project: int) -> int:
         """Return the most thousandths that a project may take from others now."""
@@ -163,7 +199,7 @@ class Shares:
         """
         d = self.division
         dept, _, quota, _ = d.project_rows[project]
-        held = self._ledger.used[project] - self._promised.get(project, 0)
+        held = self._ledger.used[project] - self._promised.of_project(project)
         outranked = d.bounded[dept] and self._ledger.dept_used[dept] > d.dept_rows[dept][1] + EPSILON
         return bool(held > quota + EPSILON or outranked)
 
@@ -247,7 +283,7 @@ class Shares:
         in_share, in_quota = self.within_share(project, extra), self.within_quota(project, extra)
         own, (claims, dept_claims) = dept == dept[project], self._claims(project, extra)
         by_share_of_dept = by_share[1] & by_quota[1] if dept_margin else by_share[1]
-        by_share_of_dept = by_share_of_dept & self._dept_within(project, extra, self.division.dept_fair, ROUNDING)
+        by_share_of_dept = by_share_of_dept & self._dept_rounded(project, extra)
         beyond = (by_share[0] | by_quota[0]) & (in_share or in_quota)
         outside = by_share_of_dept[dept] & beyond
         outside_by_quota = (by_quota[1] & dept_claims)[dept] & beyond
@@ -259,24 +295,23 @@ class Shares:
             np.asarray(np.where(own, by_quota[0] & claims, outside_by_quota) & others),
         )
 
-    def standing(self, project: int, extra: int, pieces: Ints) -> tuple[object, ...]:
+    def standing(self, project: int, extra: int, pieces: Sequence[int]) -> tuple[object, ...]:
         """Return everything about a project on which ``takes`` and ``may_take`` depend, as a key.
 
         The project itself is part of the key only if it could be a victim. Its department is left out only if the
         project could not be a victim and is alone in it. ``pieces`` are the sizes that exist, in order: which large
         ones a project may take depends on the room in its share.
         """
-        rooms = np.array([self._room(project), self._dept_room(project)]) + EPSILON
-        reach = np.searchsorted(pieces, np.concatenate([rooms, rooms / (1 - ROUNDING)]), side="right")
-        d = self.division
+        room, dept_room = self._room(project) + EPSILON, self._dept_room(project) + EPSILON
+        d, rounded = self.division, 1 - ROUNDING
         dept, own = d.project_rows[project][0], project if self.above(project) else None
         return (
             self.within_share(project, extra),
             self.within_quota(project, extra),
             self._claims(project, extra),
-            self._dept_within(project, extra, d.dept_fair, ROUNDING),
+            self._dept_rounded(project, extra),
             self._margins(project, extra),
-            tuple(reach.tolist()),
+            tuple(bisect_right(pieces, most) for most in (room, dept_room, room / rounded, dept_room / rounded)),
             None if own is None and d.members[dept] == 1 else dept,
             own,
         )
@@ -288,12 +323,12 @@ class Shares:
         """
         dept, fair, quota, _ = self.division.project_rows[victim]
         dept_fair, dept_quota, _ = self.division.dept_rows[dept]
-        own_held = self._ledger.used[victim] - self._promised.get(victim, 0) - freed.get(victim, 0)
+        own_held = self._ledger.used[victim] - self._promised.of_project(victim) - freed.get(victim, 0)
         margin, dept_margin = self._margins(project, extra)
         above_share, above_quota = own_held > fair + margin + EPSILON, own_held > quota + EPSILON
         in_share, in_quota = self.within_share(project, extra), self.within_quota(project, extra)
-        away = sum(n for p, n in [*self._promised.items(), *freed.items()] if self.division.project_rows[p][0] == dept)
-        held = self._ledger.dept_used[dept] - away
+        away = sum(n for p, n in freed.items() if self.division.project_rows[p][0] == dept)
+        held = self._ledger.dept_used[dept] - self._promised.of_department(dept) - away
         outranked = in_quota and self.division.bounded[dept] and held > dept_quota + EPSILON
         if victim == project or not (above_quota or outranked):
             return False
@@ -303,7 +338,7 @@ class Shares:
             if by_share and piece > extra:
                 by_share = bool(_lies_beyond(own_held, fair, self._room(project), piece))
             return bool(by_share or (claims and above_quota))
-        within = self._dept_within(project, extra, self.division.dept_fair, ROUNDING)
+        within = self._dept_rounded(project, extra)
         beyond_quota = held > dept_quota + EPSILON
         by_share = within and held > dept_fair + dept_margin + EPSILON and (beyond_quota or not dept_margin)
         if by_share and piece > extra:
@@ -320,16 +355,15 @@ class Shares:
         d = self.division
         dept, within = d.project_rows[project][0], self.within_quota(project, extra)
         claims, bounded = within and bool(d.has_quota[project]), bool(d.bounded[dept])
-        inside = claims and not (bounded and self._dept_claimed(dept) > d.dept_quota[dept] + EPSILON)
-        return inside, (claims or (within and bounded)) and self._dept_within(project, extra, d.dept_quota)
+        dept_quota = d.dept_rows[dept][1]
+        inside = claims and not (bounded and self._dept_claimed(dept) > dept_quota + EPSILON)
+        return inside, (claims or (within and bounded)) and self._dept_within(dept, extra, dept_quota)
 
     def _held(self) -> tuple[Ints, Ints]:
         held = self._ledger.used[: len(self.fair)].copy()
         depts = self._ledger.dept_used[: len(self.division.dept_fair)].copy()
-        for project, permille in self._promised.items():
-            if permille:
-                held[project] -= permille
-                depts[self.division.project_rows[project][0]] -= permille
+        self._promised.subtract_from(held)
+        self._promised.subtract_from_departments(depts)
         return held, depts
 
     def _margins(self, project: int, extra: int) -> tuple[float, float]:
@@ -344,22 +378,24 @@ class Shares:
         margin = 2 * ROUNDING * extra
         return margin * bool(beyond), margin * bool(dept_beyond)
 
-    def _dept_within(self, project: int, extra: int, bounds: Floats, rounding: float = 0.0) -> bool:
-        dept = self.division.dept[project]
-        return bool(self._dept_claimed(dept) + extra <= bounds[dept] + rounding * extra + EPSILON)
+    def _dept_within(self, dept: int, extra: int, bound: float) -> bool:
+        return bool(self._dept_claimed(dept) + extra <= bound + EPSILON)
+
+    def _dept_rounded(self, project: int, extra: int) -> bool:
+        """Return whether the department of a project stays within its fair share, of which a part may be exceeded."""
+        dept = self.division.project_rows[project][0]
+        return self._dept_within(dept, extra, self.division.dept_rows[dept][0] + ROUNDING * extra)
 
     def _claimed(self, project: int) -> int:
-        return int(self._ledger.used[project]) - self._reserved.get(project, 0)
+        return int(self._ledger.used[project]) - self._reserved.of_project(project)
 
     def _all_claimed(self) -> Ints:
         claimed = self._ledger.used[: len(self.fair)].copy()
-        for project, permille in self._reserved.items():
-            claimed[project] -= permille
+        self._reserved.subtract_from(claimed)
         return claimed
 
     def _dept_claimed(self, dept: int) -> int:
-        away = sum(n for p, n in self._reserved.items() if n and self.division.project_rows[p][0] == dept)
-        return int(self._ledger.dept_used[dept]) - away
+        return int(self._ledger.dept_used[dept]) - self._reserved.of_department(dept)
 
 
 def _lies_beyond(held: Ints | int, fair: Floats | float, room: Floats | float, piece: Ints | int) -> Bools:
