@@ -175,15 +175,19 @@ class Reclaim:
         )
 
     def _search(self, group: Group, pool: VictimPool, among: Bools, refused: Refused) -> Search | None:
-        budget = min(self.session.ledger.room(group.account), self.rights.budget(group.account.project)) // group.size
-        return self.room.search(group, pool, among, refused, budget)
+        return self.room.search(group, pool, among, refused, self._budget(group))
+
+    def _budget(self, group: Group) -> int:
+        """Return the most thousandths that each replica of a group may take."""
+        return min(self.session.ledger.room(group.account), self.rights.budget(group.account.project)) // group.size
 
     def _reclaim_from(self, group: Group, replica: PendingReplica, search: Search | None, why: Why) -> bool:
         return search is not None and self.room.evict(group, replica, search, EvictionKind.RECLAIM, why)
 
     def _speaks_for_all(self, group: Group, need: int) -> bool:
         """Return True if no other waiting group of this shape may take from more projects than this one."""
-        if group.size > 1 or group.joins is not None or group.shape.fixed_permille is None:
+        placer = self.session.placer
+        if group.size > 1 or group.joins is not None or self._budget(group) < placer.most_permille(group.shape):
             return False
         if self.rights.models.of_interest(group.shape.request.models) or (group.shape.whole and self.whole.exist):
             return False

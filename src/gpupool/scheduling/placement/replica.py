@@ -51,6 +51,7 @@ class _Cache:
         "known_fits",
         "known_scores",
         "least",
+        "most",
         "of_models",
         "scored_at",
         "scores",
@@ -65,7 +66,7 @@ class _Cache:
         self.scores = np.zeros(0, np.int64)
         self.accept = np.zeros(0, np.bool_)
         self.tick = self.scored_at = self.generation = self.version = -1
-        self.least = 0
+        self.least = self.most = 0
         self.known_fits: dict[tuple[bool, RowState], bool] = {}  # nodes in the same state have the same result
         self.known_scores: dict[RowState, int] = {}
         self.of_models: dict[int, Shape] = {}  # see ``Placer.of_one_model``
@@ -129,15 +130,20 @@ class Placer:
 
     def least_permille(self, shape: Shape) -> int:
         """Return the fewest thousandths that a shape can cost on the GPUs of this cluster; 0 when it fits none."""
-        if shape.fixed_permille is not None:
-            return shape.fixed_permille
+        return self._costed(shape).least if shape.fixed_permille is None else shape.fixed_permille
+
+    def most_permille(self, shape: Shape) -> int:
+        """Return the most thousandths that a shape can cost on the GPUs of this cluster; 0 when it fits none."""
+        return self._costed(shape).most if shape.fixed_permille is None else shape.fixed_permille
+
+    def _costed(self, shape: Shape) -> _Cache:
         cache, cluster = self._cache(shape), self.cluster
         if cache.generation != cluster.generation:
             need, _ = shape.needs(cluster.gmem_total)
-            need = need[(cluster.model > 0) & (need <= WHOLE_GPU)]
-            cache.least = int(need.min()) * shape.request.count if len(need) else 0
+            need = need[(cluster.model > 0) & (need <= WHOLE_GPU)] * shape.request.count
+            cache.least, cache.most = (int(need.min()), int(need.max())) if len(need) else (0, 0)
             cache.generation = cluster.generation
-        return cache.least
+        return cache
 
     def find(self, shape: Shape, budget: int | None = None) -> Claim | None:
         """Return the best place, or None; ``budget``: the most thousandths it may cost, for requests by memory."""
