@@ -14,6 +14,7 @@ from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import PendingReplica
 
+_First = tuple[Group, PendingReplica]
 _Turn = tuple[int, float, float, float, int]  # see ``Shares.order``; queue time, project
 _FOR_SMALLEST = -inf  # instead of a queue time: the order is a lower bound
 
@@ -23,7 +24,8 @@ class SchedulingOrder:
 
     A project's key only grows while work is granted, so an old key is a lower bound. It is checked when the project
     comes up, and put back if it was too low. The first key is for the smallest shape of all, the next for the project's
-    smallest.
+    smallest. A checked key stays valid until the use of any project or the set of dead shapes changes, or until
+    ``again``.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class SchedulingOrder:
         self._untouched = iter(session.shares.orders(who, least) if len(who) else ())
         self._upcoming = next(self._untouched, None)
         self._heap: list[_Turn] = []
+        self._checked: dict[int, tuple[tuple[int, int], tuple[_Turn, _First] | None]] = {}  # with the state it is for
 
     def next(self) -> tuple[Group, PendingReplica, ProjectQueue] | None:
         """Return the next group; the caller grants it or drops it from the queue, then calls ``again``."""
@@ -53,9 +56,10 @@ class SchedulingOrder:
                 self._bound(project)
                 continue
             turn = heappop(self._heap)
-            fresh, first = self._fresh(turn[-1])
-            if first is None or fresh is None:
+            checked = self._check(turn[-1])
+            if checked is None:
                 continue
+            fresh, first = checked
             if fresh <= turn:
                 return (*first, self._queue(turn[-1]))
             heappush(self._heap, fresh)
@@ -69,7 +73,10 @@ class SchedulingOrder:
 
     def again(self, project: int) -> None:
         """Put a project back: it may have more work."""
-        heappush(self._heap, (-1, -inf, -inf, _FOR_SMALLEST, project))
+        self._checked.pop(project, None)
+        checked = self._check(project)
+        if checked is not None:
+            heappush(self._heap, checked[0])
 
     def alive(self) -> AbstractSet[Shape]:
         """Return the shapes that are not dead."""
@@ -77,27 +84,38 @@ class SchedulingOrder:
             self._alive, self._dead_when = self._live - self._dead, len(self._dead)
         return self._alive
 
-    def _fresh(self, project: int) -> tuple[_Turn | None, tuple[Group, PendingReplica] | None]:
+    def _check(self, project: int) -> tuple[_Turn, _First] | None:
+        """Return the key of a project now and the first replica of its queue; None if it has no wanted work."""
+        state = self._session.moves, len(self._dead)
+        known = self._checked.get(project)
+        if known is None or known[0] != state:
+            known = self._checked[project] = state, self._find(project)
+        return known[1]
+
+    def _find(self, project: int) -> tuple[_Turn, _First] | None:
         first = self._first(project)
         if first is None:
-            return None, None
+            return None
         group, replica = first
         need = self._least[group.shape] * group.size
         return (*self._session.shares.order(project, need), replica.queued_at, project), first
 
-    def _first(self, project: int) -> tuple[Group, PendingReplica] | None:
-        if self.alive().isdisjoint(self._session.demand.project_queues[project]):
-            return None
+    def _first(self, project: int) -> _First | None:
         if project not in self._queues:
-            first = self._session.first(project, self.alive(), self._wanted)
-            if first is not None:
+            shapes = self._wanted_shapes(project)
+            first = self._session.first(project, shapes) if shapes else None
+            if first is not None or not shapes:
                 return first
         queue = self._queue(project)
         while (first := queue.peek()) is not None and first[0].shape in self._dead:
             queue.bar(first[0].shape)
         return first
 
+    def _wanted_shapes(self, project: int) -> list[Shape]:
+        waiting = self._session.demand.project_queues[project]
+        return [shape for shape in waiting.keys() & self.alive() if self._wanted(project, shape)]
+
     def _queue(self, project: int) -> ProjectQueue:
         if project not in self._queues:
-            self._queues[project] = self._session.project_queue(project, self.alive(), self._wanted)
+            self._queues[project] = self._session.project_queue(project, self._wanted_shapes(project))
         return self._queues[project]

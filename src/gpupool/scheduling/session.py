@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -55,6 +55,7 @@ class SchedulingSession:
         self._whole_quotas = WholeQuotas(self.cluster, self.ledger, demand.holders, self.log)
         self._uncounted: AbstractSet[ReplicaKey] = frozenset()  # running replicas that ``guarantees`` left out
         self._stirred: set[int] = set()  # projects whose use has changed in this cycle
+        self._moves = 0
 
     @property
     def now(self) -> float:
@@ -73,6 +74,11 @@ class SchedulingSession:
     def change_counts(self) -> tuple[int, int]:
         """Return how often replicas and nodes have changed; equal in two cycles if only time has passed."""
         return self.demand.changes, self.cluster.generation
+
+    @property
+    def moves(self) -> int:
+        """Return how often this cycle has changed the use of a project: equal if no grant, hold or trial was made."""
+        return self._moves
 
     def others_wait(self) -> bool:
         """Return True if a waiting replica was neither granted nor has a hold."""
@@ -109,6 +115,7 @@ class SchedulingSession:
     def _count(self, account: Account, permille: int) -> None:
         self.ledger.add(self.log, account, permille)
         self._stirred.add(account.project)
+        self._moves += 1
 
     def revoke(self, workload: WorkloadId) -> None:
         """Revert the grants of this cycle to a workload."""
@@ -169,29 +176,18 @@ class SchedulingSession:
         """Return the replicas of ``Demand.together_with`` that are not settled yet."""
         return [member for member in self.demand.together_with(replica) if member.key not in self.outcome.settled]
 
-    def first(
-        self, project: int, among: AbstractSet[Shape], wanted: Callable[[int, Shape], bool]
-    ) -> tuple[Group, PendingReplica] | None:
-        """Return the first replica of an unchanged project; None if a full search is needed."""
+    def first(self, project: int, shapes: Sequence[Shape]) -> tuple[Group, PendingReplica] | None:
+        """Return the first replica of some waiting shapes of an unchanged project; None if a full search is needed."""
         if project in self._stirred:
             return None
-        known = self.demand.heads(project)
-        heads = [known[shape] for shape in known.keys() & among if wanted(project, shape)]
-        if not heads:
-            return None
-        _, group = min(heads, key=itemgetter(0))
+        _, group = min(map(self.demand.heads(project).__getitem__, shapes), key=itemgetter(0))
         replica = group.entries[0][2]
         return None if replica.key in self.outcome.settled else (group, replica)
 
-    def project_queue(
-        self, project: int, among: AbstractSet[Shape], wanted: Callable[[int, Shape], bool]
-    ) -> ProjectQueue:
-        """Return the waiting groups of a project, in order, restricted to the wanted shapes."""
-        shapes = self.demand.project_queues.get(project, {})
-        groups: list[Group] = []
-        for shape in shapes.keys() & among:
-            if wanted(project, shape):
-                groups.extend(shapes[shape].values())
+    def project_queue(self, project: int, shapes: Iterable[Shape]) -> ProjectQueue:
+        """Return the waiting groups of a project, in order, restricted to some shapes."""
+        queues = self.demand.project_queues.get(project, {})
+        groups = [group for shape in shapes for group in queues[shape].values()]
         return ProjectQueue(self.demand, groups, self.outcome.settled)
 
 
