@@ -436,7 +436,7 @@ def test_no_gang_starts_or_stays_below_its_minimum(events: list[tuple[str, ...]]
     assert not demand.gangs.short
     assert demand.gangs == type(demand.gangs)(), "nothing is left of gangs that are gone"
     assert not demand.project_queues
-    assert not lines("; ".join(map(str, demand.shape_users)))
+    assert not lines("; ".join(map(str, demand.shape_projects)))
 
 
 RUNS = st.tuples(

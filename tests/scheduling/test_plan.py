@@ -131,7 +131,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
     }
     caches = {"project_queues", "holders", "ordering", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
     rest = {
-        name: copy.deepcopy(value, {id(s): s for s in demand.shape_users})
+        name: copy.deepcopy(value, {id(s): s for s in demand.shape_projects})
         for name, value in vars(demand).items()
         if name not in caches
     }

@@ -31,7 +31,7 @@ def allocate(starvation: Starvation) -> bool:
     """
     session = starvation.session
     starving = starving_shapes(starvation)
-    dead = _without_chance(starvation, session.demand.shape_users.keys() - starving)
+    dead = _without_chance(starvation, session.demand.shape_projects.keys() - starving)
     refused = GangRefusals()
     limited = session.ledger.limited()
     turns = SchedulingOrder(

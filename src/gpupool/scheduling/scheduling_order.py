@@ -11,6 +11,7 @@ import numpy as np
 
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.cluster import Shape
+from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import PendingReplica
 
@@ -38,10 +39,11 @@ class SchedulingOrder:
         """Include ``projects`` with shapes that are ``wanted`` and not ``dead``; the set of dead shapes may grow."""
         self._session, self._dead, self._wanted = session, dead, wanted
         self._queues: dict[int, ProjectQueue] = {}
-        self._live = session.demand.shape_users.keys() - dead
+        self._live = session.demand.shape_projects.keys() - dead
         self._alive, self._dead_when = self._live, len(dead)
         self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
-        who = np.fromiter(projects, np.int64) if self._live else np.zeros(0, np.int64)
+        who = np.fromiter(projects, np.int64)
+        who = who[session.demand.smallest(self._least)[who] < UNBOUNDED]
         least = min(self._least.values(), default=0)
         self._untouched = iter(session.shares.orders(who, least) if len(who) else ())
         self._upcoming = next(self._untouched, None)

@@ -87,7 +87,7 @@ def consolidate(session: SchedulingSession) -> None:
         demand.moves_since = session.now
         demand.moves_pause_s = min(2 * demand.moves_pause_s, MAX_RETRY_S)
     look, free = _Look(session), _free_permille(session)
-    hopeful = {shape for shape in demand.shape_users.keys() - demand.unmovable if _in_pieces(session, shape, free)}
+    hopeful = {shape for shape in demand.shape_projects.keys() - demand.unmovable if _in_pieces(session, shape, free)}
     _serve_reserved(look, free)
     _serve(look, hopeful)
     demand.moves_interrupted = look.over
@@ -126,7 +126,7 @@ def _in_pieces(session: SchedulingSession, shape: Shape, free: int) -> bool:
 def _serve(look: _Look, hopeful: set[Shape]) -> None:
     """Search moves for waiting replicas of some shapes, in scheduling order."""
     session, queues = look.session, list(look.session.demand.project_queues)
-    dead = session.demand.shape_users.keys() - hopeful
+    dead = session.demand.shape_projects.keys() - hopeful
     turns = SchedulingOrder(session, queues, dead, lambda _project, _shape: True)
     while not look.over and (first := turns.next()) is not None:
         group, replica, queue = first

@@ -61,13 +61,18 @@ class Preemption:
 
     def projects(self) -> list[int]:
         """Return the projects with waiting work that may evict other work of its project."""
-        demand = self._room.session.demand
-        by_priority = max(demand.priorities_waiting, default=-inf) > min(demand.priorities_evictable, default=inf)
+        demand, by_priority = self._room.session.demand, self._by_priority
         of_users = self._users.projects if demand.project_queues and demand.priorities_evictable else set[int]()
         if not (by_priority or of_users):
             return []
         queues = demand.project_queues
         return [p for p in queues if p in of_users or (by_priority and self._outranks(p))]
+
+    @cached_property
+    def _by_priority(self) -> bool:
+        """Return whether any higher priority waits than that of the least important evictable work."""
+        demand = self._room.session.demand
+        return max(demand.priorities_waiting, default=-inf) > min(demand.priorities_evictable, default=inf)
 
     def _outranks(self, project: int) -> bool:
         """Return whether a higher priority waits in a project than that of its least important evictable work."""
@@ -80,7 +85,7 @@ class Preemption:
     def hopeful(self, projects: list[int]) -> list[int]:
         """Return those in which a higher priority waits, or a user might take GPUs from another one."""
         able = set(self._room.session.demand.ledger.pair_project[list(self._possible_takers)].tolist())
-        return [p for p in projects if p in able or self._outranks(p)]
+        return [p for p in projects if p in able or (self._by_priority and self._outranks(p))]
 
     def wants(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - the interface
         """Return True: priorities decide, for each shape."""

@@ -6,7 +6,6 @@ It serves single replicas and whole gangs. ``Preemption`` handles evictions insi
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.eviction.gpu_victim_search import GpuClearing
@@ -55,7 +54,7 @@ class Reclaim:
         session, placer = self.session, self.session.placer
         if not projects:
             return []
-        shapes = list(session.demand.shape_users)
+        shapes = list(session.demand.shape_projects)
         least = self._least = {shape: placer.least_permille(shape) for shape in shapes}
         wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
         needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
@@ -63,14 +62,14 @@ class Reclaim:
         with without_reservations(session, lambda other: promised and self.room.gives_way(other)):
             may_fit = self.room.pool(OTHERS).may_fit(needs, promised=promised).tolist()
             hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits and not shape.gpuless}
-            hopeful |= placer.fitting(session.demand.shape_users.keys() - hopeful)
+            hopeful |= placer.fitting(session.demand.shape_projects.keys() - hopeful)
         if self.whole.exist:
             hopeful |= {shape for shape in shapes if shape.whole and not shape.gpuless}
-        queues, budgets = session.demand.project_queues, self.rights.budgets()
-        self._hopeful, self._budgets, self.dead = hopeful, budgets, session.demand.shape_users.keys() - hopeful
-        smallest = min((least[shape] for shape in hopeful), default=inf)
-        able = [p for p in projects if budgets[p] >= smallest]
-        return [p for p in able if any(least[shape] <= budgets[p] for shape in hopeful & queues[p].keys())]
+        self._hopeful, self.dead = hopeful, session.demand.shape_projects.keys() - hopeful
+        budgets = self.rights.budgets()
+        self._budgets = dict(enumerate(budgets.tolist()))
+        able = session.demand.smallest({shape: least[shape] for shape in hopeful}) <= budgets
+        return [project for project in projects if able[project]]
 
     def wants(self, project: int, shape: Shape) -> bool:
         """Return True if the project may take enough for a shape that may get GPUs."""

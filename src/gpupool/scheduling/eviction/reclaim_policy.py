@@ -51,10 +51,12 @@ class ReclaimPolicy:
         """Return the most thousandths that a project may take now."""
         return max(self._shares.budget(project), self.models.budget(project))
 
-    def budgets(self) -> dict[int, int]:
+    def budgets(self) -> Ints:
         """Return ``budget`` of every project."""
-        budgets = dict(enumerate(self._shares.budgets().tolist()))
-        return budgets | {project: self.budget(project) for project, _ in self._wanted}
+        budgets = self._shares.budgets()
+        for project, _ in self._wanted:
+            budgets[project] = self.budget(project)
+        return budgets
 
     def takers(self) -> set[int]:
         """Return the projects that may take GPUs from others."""

@@ -198,7 +198,7 @@ class WholeClaims:
     def exist(self) -> bool:
         """Return whether work on whole GPUs waits while running work uses parts of GPUs."""
         if self._exist is None:
-            waiting = any(shape.whole and not shape.gpuless for shape in self._session.demand.shape_users)
+            waiting = any(shape.whole and not shape.gpuless for shape in self._session.demand.shape_projects)
             self._exist = waiting and parts_exist(self._session)
         return self._exist
 

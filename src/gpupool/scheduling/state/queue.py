@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +20,7 @@ from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.state.allocation import Ints
 from gpupool.scheduling.state.cluster import Shape, Shapes
 from gpupool.scheduling.state.gang_members import GangEntry, Gangs, Members
-from gpupool.scheduling.state.ledger import Account, Ledger
+from gpupool.scheduling.state.ledger import UNBOUNDED, Account, Ledger
 from gpupool.scheduling.state.queue_window import ROTATED, ROTATION_S, QueueWindow
 from gpupool.scheduling.state.reservations import Reservations
 from gpupool.scheduling.state.running import RunningTable
@@ -88,7 +88,7 @@ class Demand:
         self.holders = RunningTable()
         self.evictable: dict[int, Counter[int]] = {}  # project -> priority -> preemptible running replicas
         self.project_queues: dict[int, dict[Shape, dict[GroupKey, Group]]] = {}
-        self.shape_users: dict[Shape, int] = {}
+        self.shape_projects: dict[Shape, set[int]] = {}  # the projects in whose queue a shape is
         self.timed: Counter[Shape] = Counter()  # ready replicas with a time limit
         self.restartable: Counter[Shape] = Counter()  # preemptible ready replicas
         self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
@@ -274,6 +274,15 @@ class Demand:
             }
         return self._heads[project]
 
+    def smallest(self, needs: Mapping[Shape, int]) -> Ints:
+        """Return by project the smallest of the ``needs`` of the shapes in its queue; UNBOUNDED if none of them is."""
+        found = np.full(len(self.ledger.projects), UNBOUNDED)
+        for shape, need in needs.items():
+            projects = self.shape_projects[shape]
+            at = np.fromiter(projects, np.int64, len(projects))
+            found[at] = np.minimum(found[at], need)
+        return found
+
     def least_needs(self, project: int) -> tuple[Ints, Ints]:
         """Return the users with GPU work in the queue of a project, as ``Account.pair``, and what each needs at least.
 
@@ -374,7 +383,7 @@ class Demand:
         if key not in groups:
             groups[key] = Group(key, account)
             self.window.enter(key[:3], shape)
-            self.shape_users[shape] = self.shape_users.get(shape, 0) + 1
+            self.shape_projects.setdefault(shape, set()).add(account.project)
             _count(self.importance.setdefault(account.project, Counter()), replica.priority, 1)
             _count(self.priorities_waiting, replica.priority, 1)
         place = queued_at + self._late_s(replica, groups[key])
@@ -419,19 +428,21 @@ class Demand:
         del shapes[group.shape][group.key]
         if not shapes[group.shape]:
             del shapes[group.shape]
+            self._drop_shape(group.account.project, group.shape)
         if not shapes:
             del self.project_queues[group.account.project]
         importance = self.importance[group.account.project]
         _count(importance, group.priority, -1)
         _count(self.priorities_waiting, group.priority, -1)
-        self.shape_users[group.shape] -= 1
-        if not self.shape_users[group.shape]:
-            del self.shape_users[group.shape]
-            del self.timed[group.shape], self.restartable[group.shape]
-            self.unmovable.discard(group.shape)
         self.window.leave(group.key[:3], group.shape)
         for parked in self.window.next(group.key[:3]):
             self._list(*parked)
+
+    def _drop_shape(self, project: int, shape: Shape) -> None:
+        self.shape_projects[shape].remove(project)
+        if not self.shape_projects[shape]:
+            del self.shape_projects[shape], self.timed[shape], self.restartable[shape]
+            self.unmovable.discard(shape)
 
     # --- running replicas
 
