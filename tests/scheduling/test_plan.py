@@ -130,6 +130,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
         for project, shapes in demand.project_queues.items()
     }
     caches = {"project_queues", "holders", "ordering", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
+    caches.add("user_division")  # its rows are compared with the ledger before each use
     rest = {
         name: copy.deepcopy(value, {id(s): s for s in demand.shape_projects})
         for name, value in vars(demand).items()

@@ -10,7 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduling_world import World, world
 
-from gpupool.scheduling.fairness.user_shares import UserShares
+from gpupool.domain.people.access import Project, ProjectRules
+from gpupool.scheduling.fairness import user_shares
+from gpupool.scheduling.fairness.user_shares import UserShares, divide_among_users
+from gpupool.scheduling.fairness.water_filling import Floats, Ints, fill
+from gpupool.scheduling.state.ledger import Ledger
+from gpupool.scheduling.state.undo import UndoLog
+from gpupool.scheduling.state.user_division import UserDivision
 
 STEP_S = 100.0
 Users = dict[str, tuple[int, list[int]]]  # by name: how many steps later, and the GPUs of each job
@@ -112,3 +118,41 @@ def test_quick_check_of_users_changes_no_decision(
     with monkeypatch.context() as patch:
         patch.setattr(UserShares, "might_take", lambda _shares, pairs, _needs, _smallest: np.ones(len(pairs), np.bool_))
         assert decisions() == quick
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_division_of_changed_projects_equals_the_division_of_all(data: st.DataObject) -> None:
+    ledger, log, kept = Ledger(), UndoLog(), UserDivision()
+    for _ in range(data.draw(st.integers(1, 12))):
+        project, user = data.draw(st.sampled_from(["red", "blue", "green"])), data.draw(st.sampled_from("abc"))
+        rules = ProjectRules(user_quotas=((user, 1500),)) if data.draw(st.booleans()) else ProjectRules()
+        if data.draw(st.booleans()):
+            ledger.set_project(Project(project, rules=rules))
+        account = ledger.account(project, user, preemptible=True)
+        ledger.add(log, account, 1000 * data.draw(st.integers(0, 3)))
+        ledger.wait(account, 500 * data.draw(st.integers(0, 3)))
+        kept, anew = divide_among_users(ledger, kept), divide_among_users(ledger, UserDivision())
+        for name in ("share", "base", "most", "uneven"):
+            assert np.allclose(getattr(kept, name), getattr(anew, name)), name
+
+
+def test_unchanged_projects_are_not_divided_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided: list[int] = []
+
+    def count(amount: Floats, pot: Ints, need: Floats, weight: Floats) -> Floats:
+        divided.extend(pot.tolist())
+        return fill(amount, pot, need, weight)
+
+    monkeypatch.setattr(user_shares, "fill", count)
+    ledger, log = Ledger(), UndoLog()
+    accounts = [ledger.account(f"p{n}", user, preemptible=True) for n in range(20) for user in ("ann", "bob")]
+    for account in accounts:
+        ledger.add(log, account, 1000)
+    division = divide_among_users(ledger, UserDivision())
+    assert len(divided) == len(accounts)
+    divided.clear()
+    assert divide_among_users(ledger, division) is division
+    ledger.wait(accounts[6], 1000)
+    divide_among_users(ledger, division)
+    assert divided == [3, 3]

@@ -14,7 +14,7 @@ from gpupool.scheduling.eviction.notices import reason_of, reason_of_user
 from gpupool.scheduling.eviction.planner import EvictionPlanner, Why, without_reservations
 from gpupool.scheduling.eviction.victim_search import Clearing, Refused
 from gpupool.scheduling.eviction.victims import VictimPool
-from gpupool.scheduling.fairness.user_shares import UserRows, UserShares
+from gpupool.scheduling.fairness.user_shares import UserRows, UserShares, divide_among_users
 from gpupool.scheduling.fairness.water_filling import EPSILON, Floats
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
@@ -100,10 +100,11 @@ class Preemption:
     @cached_property
     def _users(self) -> UserShares:
         """Return the shares of the users, as of the first call."""
-        session, promised = self._room.session, Counter[int]()
+        session, demand, promised = self._room.session, self._room.session.demand, Counter[int]()
         for active in session.holds.active.values():
             promised[active.account.pair] += active.claim.permille
-        return UserShares(session.ledger, promised)
+        demand.user_division = divide_among_users(session.ledger, demand.user_division)
+        return UserShares(session.ledger, promised, demand.user_division)
 
     @cached_property
     def _possible_takers(self) -> set[int]:

@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpupool.scheduling.fairness.water_filling import EPSILON, Floats, fill
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.ledger import Account, Ledger
+from gpupool.scheduling.state.user_division import UserDivision
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,30 +33,16 @@ class UserRows:
 
 
 class UserShares:
-    """The shares of all users in all projects, as of construction, in thousandths of a GPU.
+    """The shares of all users in all projects, as of a division, in thousandths of a GPU.
 
     ``held_by_holds`` (number of the user in the project -> thousandths) is counted in the ledger but not running yet,
     so nobody can give it back.
     """
 
-    def __init__(self, ledger: Ledger, held_by_holds: Mapping[int, int]) -> None:
+    def __init__(self, ledger: Ledger, held_by_holds: Mapping[int, int], division: UserDivision) -> None:
         self._ledger, self._holds = ledger, held_by_holds
-        project, held, waiting, weight, quota = ledger.user_rows()
-        active = held + waiting > 0
-        at = np.flatnonzero(active & (np.bincount(project, active, len(ledger.projects)) > 1)[project])
-        project, held, waiting, weight = project[at], held[at], waiting[at], weight[at]
-        amount = np.bincount(project, held, len(ledger.projects)).astype(np.float64)
-        wanted = (held + waiting).astype(np.float64)
-        base = _within_quotas(np.minimum(quota[at], wanted), project, amount)
-        rest = np.maximum(amount - np.bincount(project, base, len(amount)), 0.0)
-        share = base + fill(rest, project, wanted - base, weight)
-        self._share, self._base = np.zeros(len(active)), np.zeros(len(active))  # by pair
-        self._share[at], self._base[at] = share, base
-        self._most = np.zeros(len(amount))  # of a user beyond its quota, by weight
-        np.maximum.at(self._most, project, (held - base) / weight)
-        below = (waiting > 0) & ((held + 1 <= share + EPSILON) | (held + 1 - base <= self._most[project] * weight))
-        above = np.bincount(project, held > share + EPSILON, len(amount)) > 0
-        self.projects = set(np.flatnonzero((np.bincount(project, below, len(amount)) > 0) & above).tolist())
+        self._share, self._base, self._most = division.share, division.base, division.most
+        self.projects = set(np.flatnonzero(division.uneven).tolist())
 
     def may_take(self, account: Account, extra: int) -> bool:
         """Return True if a user may take ``extra`` thousandths from some user.
@@ -117,6 +106,35 @@ class UserShares:
     def share(self, account: Account) -> float:
         """Return the share of a user in its project; 0 if no other user of the project holds or wants GPUs."""
         return float(self._share[account.pair])
+
+
+def divide_among_users(ledger: Ledger, before: UserDivision) -> UserDivision:
+    """Return the division for the ledger as it is; shares of projects whose rows have not changed come from before."""
+    changed = before.outdated(ledger)
+    if not changed.any() and len(changed) == len(before.most):
+        return before
+    project, held, waiting, weight, quota = ledger.user_rows()
+    share, base = _padded(before.share, len(project)), _padded(before.base, len(project))
+    most, uneven = _padded(before.most, len(changed)), _padded(before.uneven, len(changed))
+    mine = np.flatnonzero(changed[project])
+    share[mine], base[mine], most[changed], uneven[changed] = 0.0, 0.0, 0.0, False
+    mine = mine[held[mine] + waiting[mine] > 0]
+    at = mine[np.bincount(project[mine], minlength=len(changed))[project[mine]] > 1]  # users that share a project
+    owner, have, parts = project[at], held[at], weight[at]
+    amount = np.bincount(owner, have, len(changed)).astype(np.float64)
+    wanted = (have + waiting[at]).astype(np.float64)
+    base[at] = guaranteed = _within_quotas(np.minimum(quota[at], wanted), owner, amount)
+    rest = np.maximum(amount - np.bincount(owner, guaranteed, len(amount)), 0.0)
+    share[at] = fair = guaranteed + fill(rest, owner, wanted - guaranteed, parts)
+    np.maximum.at(most, owner, (have - guaranteed) / parts)
+    below = (waiting[at] > 0) & ((have + 1 <= fair + EPSILON) | (have + 1 - guaranteed <= most[owner] * parts))
+    above = np.bincount(owner, have > fair + EPSILON, len(amount)) > 0
+    uneven |= (np.bincount(owner, below, len(amount)) > 0) & above
+    return UserDivision(held.copy(), waiting.copy(), weight.copy(), quota, share, base, most, uneven)
+
+
+def _padded(values: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    return np.concatenate([values, np.zeros(length - len(values), values.dtype)])
 
 
 def _within_quotas(wanted: Floats, project: Ints, amount: Floats) -> Floats:

@@ -25,6 +25,7 @@ from gpupool.scheduling.state.queue_window import ROTATED, ROTATION_S, QueueWind
 from gpupool.scheduling.state.reservations import Reservations
 from gpupool.scheduling.state.running import RunningTable
 from gpupool.scheduling.state.undo import UndoLog
+from gpupool.scheduling.state.user_division import UserDivision
 from gpupool.scheduling.state.user_order import Ordering
 from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey, RunningReplica
 
@@ -105,6 +106,7 @@ class Demand:
         self.moves_interrupted = False  # the last search stopped at its bounds
         # see ``serve_by_eviction``: the change counts at its last search, and the rounds completed since they changed
         self.searched_for, self.search_rounds = (-1, -1), 0
+        self.user_division = UserDivision()  # see ``user_shares``: of the last cycle that divided
         self.searched: set[tuple[EvictionKind, int, Shape]] = set()  # without success, by an interrupted cycle
         self._maturing: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[QueueKey, Group]]] = {}
