@@ -45,3 +45,20 @@ def test_one_failed_search_speaks_for_all_projects(considered: list[Work], reque
         assert not decisions.evictions
         counts.append(len(considered))
     assert counts[0] == counts[1] > 0
+
+
+def test_search_ends_when_all_waiting_groups_are_known_to_fail(considered: list[Work]) -> None:
+    counts = []
+    for projects in (40, 80):
+        considered.clear()
+        victims = [f"r{n} greedy 1 on t:{n} train age=5000" for n in range(6)]
+        victims += [f"h{n} greedy 0.5 on t:{n} train age=5000" for n in (6, 7)]
+        pool = world(
+            "a 4xA100\nt 8xT4",
+            "\n".join(f"w{n} p{n} 1 train model=a100 wait=100" for n in range(projects)),
+            "\n".join(["g guard 4 on a:0,1,2,3 age=5000", *victims]),
+            "\n".join(["guard quota=4", "greedy quota=0", *(f"p{n} quota=1" for n in range(projects))]),
+        )
+        assert not pool.scheduler.decide(NOW).evictions
+        counts.append(len(considered))
+    assert counts[0] == counts[1] < 40

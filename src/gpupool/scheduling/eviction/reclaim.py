@@ -5,6 +5,7 @@ It serves single replicas and whole gangs. ``Preemption`` handles evictions insi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from gpupool.domain.units import WHOLE_GPU
@@ -22,6 +23,8 @@ from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
+_CHECKS = 16  # groups whose search is known to fail, checked with each of them that comes up
+
 
 class Reclaim:
     """The reclaims of one cycle, with the searches that are known to fail."""
@@ -35,7 +38,10 @@ class Reclaim:
         self._hopeless: set[tuple[object, ...]] = set()
         self._hopeful: set[Shape] = set()  # shapes that may get GPUs; the others are dead, as far as they are known
         self._least: dict[Shape, int] = {}
+        self._able: list[int] = []  # the latest result of ``hopeful``
         self._budgets: dict[int, int] = {}  # of projects
+        self._checked_at, self._unchecked = -1, iter(list[Group]())  # see ``_stop_if_all_fail``: since these moves
+        self._open: Group | None = None  # the next one to check
         self._promised = False  # whether an entitled project may have a configured quota
 
     def projects(self) -> list[int]:
@@ -67,9 +73,11 @@ class Reclaim:
             hopeful |= {shape for shape in shapes if shape.whole and not shape.gpuless}
         self._hopeful, self.dead = hopeful, session.demand.shape_projects.keys() - hopeful
         budgets = self.rights.budgets()
+        self._checked_at = -1
         self._budgets = dict(enumerate(budgets.tolist()))
         able = session.demand.smallest({shape: least[shape] for shape in hopeful}) <= budgets
-        return [project for project in projects if able[project]]
+        self._able = [project for project in projects if able[project]]
+        return self._able
 
     def wants(self, project: int, shape: Shape) -> bool:
         """Return True if the project may take enough for a shape that may get GPUs."""
@@ -91,18 +99,9 @@ class Reclaim:
         account, need = group.account, self.room.permille(group)
         if not self.room.is_owed(group) or group.shape.gpuless:
             return False
-        standing = self.rights.standing(account, need, self.room.pool(OTHERS).sizes)
-        claimant = account.project if self.whole.of(group, need) else None
-        known = (
-            group.shape,
-            group.size,
-            group.gang,
-            group.joins,
-            standing,
-            claimant,
-            len(self.session.outcome.evictions),
-        )
+        known = self._key(group, need)
         if known in self._hopeless:
+            self._stop_if_all_fail()
             return False
         if self.room.nominate(group, replica):
             return True
@@ -116,6 +115,44 @@ class Reclaim:
             self._hopeful.discard(group.shape)
             self.dead.add(group.shape)
         return False
+
+    def _key(self, group: Group, need: int) -> tuple[object, ...]:
+        """Return everything that decides the search of a group: after one failed, others with the same key fail."""
+        account = group.account
+        standing = self.rights.standing(account, need, self.room.pool(OTHERS).sizes)
+        claimant = account.project if self.whole.of(group, need) else None
+        evicted = len(self.session.outcome.evictions)
+        return (group.shape, group.size, group.gang, group.joins, standing, claimant, evicted)
+
+    def _stop_if_all_fail(self) -> None:
+        """Give up all shapes if the search of every waiting group is known to fail.
+
+        Each call checks some groups only, and the next call continues, so that the checks cost little if they find one
+        without a failed search. They start again after a change.
+        """
+        if self._checked_at != self.session.moves:
+            self._checked_at, self._unchecked = self.session.moves, self._groups()
+            self._open = next(self._unchecked, None)
+        for _ in range(_CHECKS):
+            if self._open is None:
+                self.dead |= self._hopeful
+                self._hopeful.clear()
+                return
+            if not self._fails(self._open):
+                return
+            self._open = next(self._unchecked, None)
+
+    def _groups(self) -> Iterator[Group]:
+        """Yield a waiting group of each kind that a project may reclaim for."""
+        queues = self.session.demand.project_queues
+        for project in self._able:
+            for shape in queues[project].keys() & self._hopeful:
+                if self.wants(project, shape):
+                    groups = queues[project][shape].values()
+                    yield from {(g.account.model, g.size, g.gang, g.joins): g for g in groups}.values()
+
+    def _fails(self, group: Group) -> bool:
+        return not self.room.is_owed(group) or self._key(group, self.room.permille(group)) in self._hopeless
 
     def _take(self, group: Group, replica: PendingReplica, need: int) -> bool:
         return (
