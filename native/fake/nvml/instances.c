@@ -1,9 +1,10 @@
 /* Creating and destroying MIG instances, with the conditions and error codes that nvml.h documents. The mode itself
  * cannot be changed. A compute instance has all slices of its GPU instance; smaller ones are not simulated. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fake_nvml.h"
 
@@ -139,7 +140,9 @@ static void resize(uint32_t card, const struct fake_mig *mig, uint32_t place) {
 
 static void name_at_random(char uuid[96]) {
     uint8_t b[16] = {0};
-    if (getrandom(b, sizeof b, 0) < 0) b[0] = 1;
+    int random = open("/dev/urandom", O_RDONLY | O_CLOEXEC); /* getrandom is not in every C library */
+    if (random < 0 || read(random, b, sizeof b) != (ssize_t)sizeof b) b[0] = 1;
+    if (random >= 0) close(random);
     snprintf(uuid, 96, "MIG-EMULATED-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
              b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
