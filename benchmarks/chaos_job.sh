@@ -12,7 +12,7 @@ if [ "$4" = 1 ]; then
 fi
 uses=$6
 if [ -n "$CHAOS_HOLDS" ]; then # one process keeps memory of its GPU over all uses
-    "$CHAOS_PYTHON" -S "${0%/*}/chaos_holder.py" "$uses" || exit 9
+    "$CHAOS_PYTHON" -S "${0%/*}/_chaos_holder.py" "$uses" || exit 9
     uses=0
 fi
 while [ "${uses:-0}" -gt 0 ]; do

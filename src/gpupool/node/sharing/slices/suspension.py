@@ -135,14 +135,14 @@ class Suspender:
             gpu.folder.ask_again()
             gpu.folder.set_suspended(suspended=True)
             await asyncio.sleep(SETTLE_S)
-            pids = await self._users(gpu)
+            users = await self._users(gpu)
             used = sum(slot.ledger_bytes for slot in gpu.folder.read_slots(0))
             require_room(used, gpu.memory_mib, await asyncio.to_thread(gpu.pids))
             deadline = time.monotonic() + lock_timeout_s
-            for pid in pids:
-                await self._lock(pid, deadline)
-            for pid in pids:
-                await self._advance(pid, LOCKED, "checkpoint")
+            for user in users:
+                await self._lock(user, deadline)
+            for user in users:
+                await self._advance(user, LOCKED, "checkpoint")
             await self._require_empty(gpu)
         except (GpupoolError, OSError) as error:
             await self._roll_back(gpu)
@@ -152,11 +152,11 @@ class Suspender:
 
     async def resume(self, gpu: SuspendedGpu) -> None:
         """Let all processes of a lease run again; repetitions change nothing. Raises ``GpupoolError``, OSError."""
-        pids = await self._users(gpu)
-        for pid in pids:
-            await self._restore(pid)
-        for pid in pids:
-            await self._advance(pid, LOCKED, "unlock")
+        users = await self._users(gpu)
+        for user in users:
+            await self._restore(user)
+        for user in users:
+            await self._advance(user, LOCKED, "unlock")
         gpu.folder.set_suspended(suspended=False)
 
     async def _roll_back(self, gpu: SuspendedGpu) -> None:
@@ -165,49 +165,46 @@ class Suspender:
         except (GpupoolError, OSError) as error:
             log_event("processes not resumed", lease=gpu.folder.lease, error=repr(error))
 
-    async def _advance(self, pid: int, state: int, call: str) -> None:
-        """Make a call for a process if it is in this state. A process that the driver does not know has no memory."""
-        _, now = await self._helper.ask("state", pid)
-        if now != state:
-            return
-        result, now = await self._helper.ask(call, pid)
-        if result != _SUCCESS and now is not None:
-            raise _failure(call, pid, result)
+    async def _state(self, user: LedgerSlot) -> int | None:
+        """Return the state of a process; None if it has ended, or has no memory because the driver does not know it."""
+        return (await self._helper.ask("state", user.pid))[1] if slot_lives(user) else None
 
-    async def _lock(self, pid: int, deadline: float) -> None:
+    async def _advance(self, user: LedgerSlot, state: int, call: str) -> None:
+        """Make a call for a process if it is in this state."""
+        if await self._state(user) != state:
+            return
+        result, now = await self._helper.ask(call, user.pid)
+        if result != _SUCCESS and now is not None:
+            raise _failure(call, user.pid, result)
+
+    async def _lock(self, user: LedgerSlot, deadline: float) -> None:
         """Lock a process, in steps: the helper answers for other leases between them."""
-        while True:
+        while await self._state(user) == RUNNING:
             left_s = deadline - time.monotonic()
-            _, now = await self._helper.ask("state", pid)
-            if now != RUNNING:
-                return
-            result, now = await self._helper.ask("lock", pid, min(LOCK_STEP_S, max(MIN_LOCK_S, left_s)))
+            result, now = await self._helper.ask("lock", user.pid, min(LOCK_STEP_S, max(MIN_LOCK_S, left_s)))
             if result == _SUCCESS or now is None:
                 return
             if result != _NOT_READY or left_s <= LOCK_STEP_S:
-                raise _failure("lock", pid, result)
+                raise _failure("lock", user.pid, result)
 
-    async def _restore(self, pid: int) -> None:
+    async def _restore(self, user: LedgerSlot) -> None:
         deadline = time.monotonic() + ROOM_TIMEOUT_S
-        while True:
-            _, now = await self._helper.ask("state", pid)
-            if now != CHECKPOINTED:
-                return
-            result, now = await self._helper.ask("restore", pid)
+        while await self._state(user) == CHECKPOINTED:
+            result, now = await self._helper.ask("restore", user.pid)
             if result == _SUCCESS or now is None:
                 return
             if result != _OUT_OF_MEMORY or time.monotonic() > deadline:
-                raise _failure("restore", pid, result)
+                raise _failure("restore", user.pid, result)
             await asyncio.sleep(ROOM_PAUSE_S)
 
     @staticmethod
-    async def _users(gpu: SuspendedGpu) -> tuple[int, ...]:
-        """Return the processes that have attached to the lease and live.
+    async def _users(gpu: SuspendedGpu) -> tuple[LedgerSlot, ...]:
+        """Return the slots of the processes that have attached to the lease and live.
 
         They write their slots themselves, so only processes of the lease count.
         """
         slots, own = gpu.folder.read_slots(0), await asyncio.to_thread(gpu.pids)
-        return tuple(sorted({slot.pid for slot in slots if slot.pid in own and slot_lives(slot)}))
+        return tuple({slot.pid: slot for slot in slots if slot.pid in own and slot_lives(slot)}.values())
 
     async def _require_empty(self, gpu: SuspendedGpu) -> None:
         """Require that no process of the lease has memory on the GPU by the driver's count."""
