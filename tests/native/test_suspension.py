@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -213,6 +214,27 @@ def test_lost_helper_process_is_replaced(node: Node) -> None:
         eventually(lambda: len(said(node, wanted.key)) > before, "it continues")
         suspend(node, wanted, grace_s=20)
         eventually(lambda: suspended(node, wanted), "it is suspended")
+
+
+def test_helper_that_dies_during_a_step_loses_no_program(node: Node) -> None:
+    wanted = suspendable(STEPS)
+    node.start(wanted)
+    until_said(node, wanted.key, "step")
+    suspend(node, wanted)
+    eventually(lambda: suspended(node, wanted), "it is suspended")
+    pid = eventually(lambda: helper_pid(node), "a helper")
+    os.kill(pid, signal.SIGSTOP)  # so that it has the request when it dies
+    killing = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    killing.start()
+    attach(node, wanted, wanted.gpu_epoch + 1)
+    killing.join()
+    goes_on(node, wanted)
+    pid = eventually(lambda: helper_pid(node), "a helper")
+    os.kill(pid, signal.SIGSTOP)
+    suspend(node, wanted, wanted.gpu_epoch + 1)
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: suspended(node, wanted), "it is suspended")
 
 
 def helper_pid(node: Node) -> int | None:

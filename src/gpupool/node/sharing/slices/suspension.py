@@ -16,7 +16,7 @@ import json
 import mmap
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,17 @@ COPY_TIMEOUT_S = 120.0  # for the memory of one process in one direction
 LOCK_STEP_S = 0.5
 MIN_LOCK_S = 0.001
 START_TIMEOUT_S = 60.0
+HELPER_LOSSES = 2  # during one suspension or resumption
 ROOM_TIMEOUT_S = 10.0  # a program that ends may release its memory a moment after its lease
 ROOM_PAUSE_S = 0.25
 _REPLY_MARGIN_S = 5.0
 HELPER = Path(__file__).with_name("checkpoint_process.py")
 MEMINFO = Path("/proc/meminfo")
 MIN_LEFT_BYTES = 1 << 30  # of the host's memory after a suspension
+
+
+class HelperLostError(GpupoolError):
+    """The helper process has not answered; the state of the process that it was asked about is unknown."""
 
 
 class CheckpointHelper:
@@ -61,7 +66,7 @@ class CheckpointHelper:
     async def ask(self, call: str, pid: int, timeout_s: float = COPY_TIMEOUT_S) -> tuple[int, int | None]:
         """Make a call for a process; return the CUresult and its state afterwards (None: not known to the driver).
 
-        Raises ``GpupoolError`` if the helper does not answer; the state is unknown then.
+        Raises ``HelperLostError`` if it does not answer.
         """
         request = {"call": call, "pid": pid, "timeout_ms": int(timeout_s * 1000)}
         async with self._turn:
@@ -75,9 +80,8 @@ class CheckpointHelper:
                     reply = await self._reply(process)
             except (OSError, TimeoutError, ValueError) as error:
                 await self._kill()
-                raise GpupoolError(
-                    ErrorCode.UNSUPPORTED, f"The driver did not {call} process {pid}: {error!r}.", "See the node's log."
-                ) from error
+                sentence = f"The helper did not {call} process {pid}: {error!r}."
+                raise HelperLostError(ErrorCode.UNSUPPORTED, sentence, "See the node's log.") from error
         return reply["result"], reply["state"]
 
     async def _started(self) -> asyncio.subprocess.Process:
@@ -135,29 +139,35 @@ class Suspender:
             gpu.folder.ask_again()
             gpu.folder.set_suspended(suspended=True)
             await asyncio.sleep(SETTLE_S)
-            users = await self._users(gpu)
             used = sum(slot.ledger_bytes for slot in gpu.folder.read_slots(0))
             require_room(used, gpu.memory_mib, await asyncio.to_thread(gpu.pids))
             deadline = time.monotonic() + lock_timeout_s
-            for user in users:
-                await self._lock(user, deadline)
-            for user in users:
-                await self._advance(user, LOCKED, "checkpoint")
-            await self._require_empty(gpu)
+            await _repeated(lambda: self._suspend(gpu, deadline))
         except (GpupoolError, OSError) as error:
             await self._roll_back(gpu)
             if isinstance(error, OSError):
                 raise _refusal(str(error)) from error
             raise
 
+    async def _suspend(self, gpu: SuspendedGpu, deadline: float) -> None:
+        users = await self._users(gpu)
+        for user in users:
+            await self._lock(user, deadline)
+        for user in users:
+            await self._advance(user, LOCKED, "checkpoint")
+        await self._require_empty(gpu)
+
     async def resume(self, gpu: SuspendedGpu) -> None:
         """Let all processes of a lease run again; repetitions change nothing. Raises ``GpupoolError``, OSError."""
+        await _repeated(lambda: self._resume(gpu))
+        gpu.folder.set_suspended(suspended=False)
+
+    async def _resume(self, gpu: SuspendedGpu) -> None:
         users = await self._users(gpu)
         for user in users:
             await self._restore(user)
         for user in users:
             await self._advance(user, LOCKED, "unlock")
-        gpu.folder.set_suspended(suspended=False)
 
     async def _roll_back(self, gpu: SuspendedGpu) -> None:
         try:
@@ -223,6 +233,14 @@ class Suspender:
     async def close(self) -> None:
         """End the helper process."""
         await self._helper.close()
+
+
+async def _repeated(work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work, again if the helper was lost: each step first asks for the state of the process."""
+    for _ in range(HELPER_LOSSES):
+        with contextlib.suppress(HelperLostError):
+            return await work()
+    return await work()
 
 
 def require_room(used_bytes: int, limit_mib: int | None, pids: Iterable[int]) -> None:
