@@ -21,6 +21,7 @@ WEIGHTS = {
     "client": 26,
     "spawner": 10,
     "arbiter": 4,
+    "suspension-helper": 4,
     "agent": 9,
     "control-plane": 9,
     "supervisor": 3,

@@ -121,7 +121,7 @@ class Pool:
         return Api(self.run_dir / "api.sock", timeout_s)
 
     def pids(self) -> dict[str, int]:
-        """Return the running processes of the pool by name: supervisor, agent, spawner, arbiter, control-plane."""
+        """Return the running processes of the pool by name: supervisor, control-plane, agent, and its children."""
         try:
             state = json.loads((self.run_dir / "state.json").read_bytes())
         except (OSError, ValueError):
@@ -129,7 +129,7 @@ class Pool:
         said = {"supervisor": state, **{child["name"]: child for child in state["children"]}}
         found = {name: one["pid"] for name, one in said.items() if one["pid"] and runs(one["pid"], one["start_ticks"])}
         for pid in children_of(found["agent"]) if "agent" in found else []:
-            found.setdefault("arbiter" if is_arbiter(pid) else "spawner", pid)
+            found.setdefault(kind_of_child(pid), pid)
         return found
 
     def client_env(self) -> dict[str, str]:
@@ -162,12 +162,15 @@ class NullPool(Pool):
         )
 
 
-def is_arbiter(pid: int) -> bool:
-    """Return whether a child of the agent is the arbiter (the other one is the spawner)."""
+def kind_of_child(pid: int) -> str:
+    """Return what a child of the agent is: arbiter, spawner, or the helper that suspends processes."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip() == "gpupool-arbiter"
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return "spawner"
+    if b"checkpoint_process.py" in command:
+        return "suspension-helper"
+    return "arbiter" if b"gpupool-arbiter" in command else "spawner"
 
 
 def children_of(pid: int) -> list[int]:
