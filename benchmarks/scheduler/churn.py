@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from decide import RESULTS, machine
+from decide import RESULTS, command, machine
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.nodes.gpu import Node
@@ -92,7 +91,6 @@ def main() -> None:
         nodes = shrunk(read_nodes(folder / "openb_node_list_gpu_node.csv"), jobs, args.load, args.seed)
     except GpupoolError as error:
         raise SystemExit(str(error)) from error
-    command = " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     offered = round(offered_load(jobs, capacity_of(nodes)), 4)
     table: dict[str, object] = {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +103,7 @@ def main() -> None:
             table[name] = row = churn(jobs, nodes, consolidate=consolidate, all_restart=all_restart)
             print(line(name, row), flush=True)
             about = {"trace": args.trace, "nodes": len(nodes), "load": offered, "seed": args.seed}
-            kept = {"machine": machine(), "command": command, **about, "results": table}
+            kept = {"machine": machine(), "command": command(), **about, "results": table}
             args.out.write_text(json.dumps(kept, indent=2) + "\n")
 
 

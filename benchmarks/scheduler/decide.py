@@ -308,6 +308,12 @@ def flood(size: Size, count: int) -> dict[str, dict[str, float]]:
     }
 
 
+def command() -> str:
+    """Return the command of this run; the folder of the data is written as DATA."""
+    words = ("DATA" if Path(word).is_dir() else word for word in sys.argv[1:])
+    return " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *words])
+
+
 def machine() -> dict[str, object]:
     """Return the environment of this run."""
     cpuinfo = Path("/proc/cpuinfo")
@@ -328,7 +334,7 @@ def machine() -> dict[str, object]:
 def write_result(path: Path, result: dict[str, object]) -> None:
     """Store a result, with its place and method of measurement."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"machine": machine(), "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]), **result}
+    kept = {"machine": machine(), "command": command(), **result}
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
 

@@ -20,14 +20,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from decide import RESULTS, machine
+from decide import RESULTS, command, machine
 
 from gpupool.domain.nodes.gpu import GpuRequest
 from gpupool.domain.people.access import Project
@@ -143,7 +142,6 @@ def main() -> None:
     args = parser.parse_args()
     jobs = demand(args.hours, args.seed)
     alone = alone_s(jobs)
-    command = " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     table: dict[str, object] = {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"{len(jobs):,} jobs in {args.hours:g} hours", flush=True)
@@ -153,7 +151,7 @@ def main() -> None:
         print(f"{case.name:<28} " + "  ".join(f"{key} {row[key]}" for key in (*shown, "seconds")), flush=True)
         about = {"hours": args.hours, "seed": args.seed, "jobs": len(jobs)}
         alone_h = {name: round(seconds / HOUR, 3) for name, seconds in alone.items()}
-        kept = {"machine": machine(), "command": command, **about, "alone_h": alone_h, "results": table}
+        kept = {"machine": machine(), "command": command(), **about, "alone_h": alone_h, "results": table}
         args.out.write_text(json.dumps(kept, indent=2) + "\n")
 
 

@@ -28,7 +28,6 @@ import argparse
 import csv
 import json
 import random
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from statistics import mean
 from time import perf_counter
 from typing import NamedTuple
 
-from decide import RESULTS, machine
+from decide import RESULTS, command, machine
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.ids import Epoch, WorkloadId
@@ -254,11 +253,10 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     size = {"gpus": capacity_of(nodes) // 1000, "nodes": len(nodes), "seeds": args.seeds}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     how_known = "beforehand" if args.known else "online"
     kept = {
         "machine": machine(),
-        "command": command,
+        "command": command(),
         "size": size,
         "typical_work_learnt": how_known,
         "results": {trace: found._asdict() for trace, found in table.items()},

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -45,7 +44,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from decide import RESULTS, machine
+from decide import RESULTS, command, machine
 
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.nodes.gpu import Node
@@ -230,11 +229,10 @@ def main() -> None:
         jobs = chosen(path, args.jobs)
     except GpupoolError as error:
         raise SystemExit(str(error)) from error
-    command = " ".join(["python", f"benchmarks/scheduler/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     tasks = list(tasks_of(args, jobs))
     table: dict[str, dict[str, Any]] = {}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    kept: dict[str, Any] = {"command": command, "size": {"jobs": len(jobs), "first_jobs_only": args.jobs}}
+    kept: dict[str, Any] = {"command": command(), "size": {"jobs": len(jobs), "first_jobs_only": args.jobs}}
     with ProcessPoolExecutor(args.workers) as workers:
         for task, row in zip(tasks, workers.map(Task.run, tasks), strict=True):
             size = {"gpus": capacity_of(task.nodes) // 1000, "jobs": len(task.jobs), "mean_wait_h_beside": task.beside}
