@@ -91,6 +91,22 @@ def suspended(node: Node, wanted: ProcessSpec) -> bool:
     return status_of(node, wanted).suspended_gpu == UUID and status_of(node, wanted).gpu_epoch == 0
 
 
+def start_stepping(node: Node) -> ProcessSpec:
+    """Start a program that stores numbers in GPU memory and reads them again and again."""
+    wanted = suspendable(STEPS)
+    node.start(wanted)
+    until_said(node, wanted.key, "step")
+    return wanted
+
+
+def start_suspended(node: Node) -> ProcessSpec:
+    """Start such a program and suspend it."""
+    wanted = start_stepping(node)
+    suspend(node, wanted)
+    eventually(lambda: suspended(node, wanted), "it is suspended")
+    return wanted
+
+
 def attach(node: Node, wanted: ProcessSpec, epoch: int, shares: tuple[GpuShare, ...] = ()) -> None:
     given = [asdict(share) for share in shares or wanted.gpus]
     node.ask("attach_gpus", key=wanted.key, epoch=epoch, shares=given)
@@ -131,9 +147,7 @@ def outside(node: Node) -> dict[str, str]:
 
 
 def test_memory_leaves_the_gpu_and_comes_back(node: Node) -> None:
-    wanted = suspendable(STEPS)
-    node.start(wanted)
-    until_said(node, wanted.key, "step")
+    wanted = start_stepping(node)
     full = free_mib(node)
     suspend(node, wanted)
     eventually(lambda: suspended(node, wanted), "it is suspended")
@@ -162,9 +176,7 @@ def test_all_processes_of_a_lease_are_suspended(node: Node) -> None:
 
 
 def test_requests_are_idempotent_and_older_ones_ignored(node: Node) -> None:
-    wanted = suspendable(STEPS)
-    node.start(wanted)
-    until_said(node, wanted.key, "step")
+    wanted = start_stepping(node)
     suspend(node, wanted, epoch=wanted.gpu_epoch - 1)
     goes_on(node, wanted)
     for _ in range(3):
@@ -179,11 +191,7 @@ def test_requests_are_idempotent_and_older_ones_ignored(node: Node) -> None:
 
 
 def test_program_gets_no_other_gpu_than_its_own(node: Node) -> None:
-    wanted = suspendable(STEPS)
-    node.start(wanted)
-    until_said(node, wanted.key, "step")
-    suspend(node, wanted)
-    eventually(lambda: suspended(node, wanted), "it is suspended")
+    wanted = start_suspended(node)
     (share,) = wanted.gpus
     with pytest.raises(RefusedError, match="needs"):
         attach(node, wanted, wanted.gpu_epoch + 1, (replace(share, gpu_uuid="GPU-" + "0" * 32),))
@@ -217,11 +225,7 @@ def test_lost_helper_process_is_replaced(node: Node) -> None:
 
 
 def test_helper_that_dies_during_a_step_loses_no_program(node: Node) -> None:
-    wanted = suspendable(STEPS)
-    node.start(wanted)
-    until_said(node, wanted.key, "step")
-    suspend(node, wanted)
-    eventually(lambda: suspended(node, wanted), "it is suspended")
+    wanted = start_suspended(node)
     pid = eventually(lambda: helper_pid(node), "a helper")
     os.kill(pid, signal.SIGSTOP)  # so that it has the request when it dies
     killing = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
@@ -261,11 +265,7 @@ def test_process_of_another_lease_in_a_slot_is_not_touched(node: Node) -> None:
 
 
 def test_program_waits_for_room_that_a_foreign_process_takes(node: Node) -> None:
-    wanted = suspendable(STEPS)
-    node.start(wanted)
-    until_said(node, wanted.key, "step")
-    suspend(node, wanted)
-    eventually(lambda: suspended(node, wanted), "it is suspended")
+    wanted = start_suspended(node)
     code = (
         "import sys; from cuda.bindings import driver as d; d.cuInit(0); "
         "d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(d.cuDeviceGet(0)[1])[1]); "
@@ -287,9 +287,7 @@ def test_program_waits_for_room_that_a_foreign_process_takes(node: Node) -> None
 
 
 def test_suspended_program_is_stopped_like_any_other(node: Node) -> None:
-    wanted = suspendable(STEPS)
-    node.start(wanted)
-    until_said(node, wanted.key, "step")
+    wanted = start_stepping(node)
     full = free_mib(node)
     suspend(node, wanted)
     eventually(lambda: suspended(node, wanted), "it is suspended")
@@ -302,9 +300,7 @@ def test_suspended_program_is_stopped_like_any_other(node: Node) -> None:
 def test_kills_of_the_agent_at_any_moment_lose_nothing(own_node: Node, seed: int) -> None:
     """The record of the program decides: with GPUs its processes run, without them they are suspended."""
     node, rng, epoch = own_node, random.Random(seed), 0
-    wanted = suspendable(STEPS)
-    node.start(wanted)
-    until_said(node, wanted.key, "step")
+    wanted = start_stepping(node)
     epoch = wanted.gpu_epoch
     for _ in range(4):
         suspend(node, wanted, epoch)

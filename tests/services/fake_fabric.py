@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fake_mig import FakeMig
 
@@ -39,6 +39,8 @@ from gpupool.services.ports.files import FilesLink, Making
 
 NODE = "here"
 GPU_MIB = 16_000
+
+T = TypeVar("T")
 
 
 def unreachable() -> GpupoolError:
@@ -171,7 +173,7 @@ class FakeAgent:
 
     # Calls of the control plane
 
-    async def answer(self, deed: Callable[[], object]) -> object:
+    async def answer(self, deed: Callable[[], T]) -> T:
         """Execute and answer, unless the message is lost on the way or the answer on the way back."""
         self.in_flight += 1
         try:
@@ -361,10 +363,10 @@ class HasAllFiles(FilesLink):
         return Making.MADE
 
     async def home_task(self, task: WorkspaceTask, workspace: str, uid: int | None) -> int | None:
-        return await self._agent.answer(lambda: self._agent.change_home(task, workspace))  # type: ignore[return-value]
+        return await self._agent.answer(lambda: self._agent.change_home(task, workspace))
 
     async def home_usage(self, workspace: str) -> int:
-        return int(await self._agent.answer(lambda: self._agent.homes[workspace].size))  # type: ignore[call-overload]
+        return int(await self._agent.answer(lambda: self._agent.homes[workspace].size))
 
     async def close(self) -> None:
         pass
@@ -391,18 +393,18 @@ class FakeLink(NodeLink):
         self._agent = agent
 
     async def report(self) -> NodeReport:
-        return await self._agent.answer(self._agent.report)  # type: ignore[return-value]
+        return await self._agent.answer(self._agent.report)
 
     async def gpus(self) -> Sequence[Gpu]:
         return (await self.report()).gpus
 
     async def create_mig_instance(self, card: str, profile: str) -> NodeReport:
         change = partial(FakeMig.create, card=card, profile=profile)
-        return await self._agent.answer(lambda: self._agent.change_mig(change))  # type: ignore[return-value]
+        return await self._agent.answer(lambda: self._agent.change_mig(change))
 
     async def remove_mig_instance(self, uuid: str) -> NodeReport:
         change = partial(FakeMig.remove, uuid=uuid)
-        return await self._agent.answer(lambda: self._agent.change_mig(change))  # type: ignore[return-value]
+        return await self._agent.answer(lambda: self._agent.change_mig(change))
 
     async def samples(self, after: int) -> Sequence[NodeSample]:
         """Return samples; this call is never lost, because losses are for operations."""
@@ -412,10 +414,10 @@ class FakeLink(NodeLink):
         return [look for look in looks if look.number > after] if looks and looks[-1].number >= after else list(looks)
 
     async def list(self) -> Sequence[ProcessStatus]:
-        return await self._agent.answer(lambda: [p.status for p in self._agent.programs.values()])  # type: ignore[return-value]
+        return await self._agent.answer(lambda: [p.status for p in self._agent.programs.values()])
 
     async def spec(self, key: str) -> ProcessSpec:
-        return await self._agent.answer(lambda: self._agent.spec(key))  # type: ignore[return-value]
+        return await self._agent.answer(lambda: self._agent.spec(key))
 
     async def connect_port(self, key: str, port: int | str, *, activity: bool) -> AttachStream:
         """Connect to a program that listens; which programs do is up to the test."""
@@ -436,7 +438,7 @@ class FakeLink(NodeLink):
 
     async def start(self, spec: ProcessSpec) -> ProcessStatus:
         spec = decode(ProcessSpec, spec.to_dict())
-        return await self._agent.answer(lambda: self._agent.start(spec))  # type: ignore[return-value]
+        return await self._agent.answer(lambda: self._agent.start(spec))
 
     async def attach_gpus(self, key: str, epoch: int, shares: Sequence[GpuShare]) -> None:
         await self._agent.answer(lambda: self._agent.attach_gpus(key, epoch, shares))

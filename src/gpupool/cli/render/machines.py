@@ -157,9 +157,8 @@ def sharing_lines(node: Json, style: Style) -> list[str]:
 def _mig_text(gpu: Json) -> str:
     if not gpu["mig_profile"]:
         return ""
-    return f"{gpu['mig_profile']} of card {gpu['parent_uuid']}" + (
-        ", created by the pool" if gpu.get("on_demand") else ""
-    )
+    creator = ", created by the pool" if gpu.get("on_demand") else ""
+    return f"{gpu['mig_profile']} of card {gpu['parent_uuid']}{creator}"
 
 
 def _check_text(check: Json | None, now: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line loads this module at each start, and needs the texts only
     from gpupool.domain.work.workload import Replica, Workload
 
 GpuUse = Literal["unused", "waiting", "held", "suspended"]

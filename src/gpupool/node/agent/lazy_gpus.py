@@ -80,7 +80,7 @@ class LazyGpus:
             elif spec.gpu_epoch:
                 await self._look_at_gpus(entry)
             else:
-                await self._look_for_wish(entry)
+                await self._look_without_gpus(entry)
 
     async def _look_at_gpus(self, entry: AttemptEntry) -> None:
         spec = entry.request.spec
@@ -94,7 +94,7 @@ class LazyGpus:
             self._last_call.pop(entry.key, None)
             self._begin(entry, self._suspend(entry, IDLE_LOCK_TIMEOUT_S, asked=False))
 
-    async def _look_for_wish(self, entry: AttemptEntry) -> None:
+    async def _look_without_gpus(self, entry: AttemptEntry) -> None:
         if entry.status.gpu_wanted_at is None:
             self._report(entry)
         gpu = self._suspended_gpu(entry)
@@ -221,9 +221,9 @@ class LazyGpus:
         return mode is not None and self._clock() - self._last_call[entry.key][1] >= self._return_after_s(entry)
 
     def _begin(self, entry: AttemptEntry, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks[entry.key] = asyncio.create_task(self._attend(entry.key, work))
+        self._tasks[entry.key] = asyncio.create_task(self._run_task(entry.key, work))
 
-    async def _attend(self, key: str, work: Coroutine[Any, Any, None]) -> None:
+    async def _run_task(self, key: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except (GpupoolError, OSError) as error:

@@ -42,7 +42,7 @@ log = structlog.get_logger("gpupool.mig")
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class LastError:
     """The last error of a node, and until when it is left alone."""
 
     sentence: str
@@ -57,7 +57,7 @@ class MigInstanceService:
         self._engine = engine
         self._registry = registry
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by node
-        self._troubles: dict[str, Trouble] = {}
+        self._errors: dict[str, LastError] = {}
         self._unused_since: dict[str, float] = {}  # by UUID
         self._read_at: dict[str, float] = {}  # by node
 
@@ -77,12 +77,12 @@ class MigInstanceService:
 
     def problem(self, node: str) -> str:
         """Return a clause about the last error of a node; empty without one."""
-        trouble = self._troubles.get(node)
-        if trouble is None:
+        last = self._errors.get(node)
+        if last is None:
             return ""
-        left_s = trouble.until - self._now()
+        left_s = last.until - self._now()
         again = f"tried again in {format_duration(left_s)}" if left_s > 0 else "tried again now"
-        return f"the last try failed: {trouble.sentence.rstrip('.')}; {again}"
+        return f"the last try failed: {last.sentence.rstrip('.')}; {again}"
 
     def step(self) -> None:
         """Start what is to be done on each node that has no request in progress."""
@@ -104,8 +104,8 @@ class MigInstanceService:
         return self._engine.ports.clock.monotonic()
 
     def _free(self, node: str) -> bool:
-        trouble = self._troubles.get(node)
-        return node not in self._tasks and (trouble is None or trouble.until <= self._now())
+        last = self._errors.get(node)
+        return node not in self._tasks and (last is None or last.until <= self._now())
 
     def _start(self, node: str, work: Awaitable[None]) -> None:
         self._tasks[node] = asyncio.ensure_future(self._guarded(node, work))
@@ -160,14 +160,14 @@ class MigInstanceService:
         except Exception:
             log.exception("MIG instances not changed", node=node)
         else:
-            self._troubles.pop(node, None)
+            self._errors.pop(node, None)
 
     async def _failed(self, node: str, error: GpupoolError) -> None:
-        before = self._troubles.get(node)
+        before = self._errors.get(node)
         delay_s = MIN_RETRY_DELAY_S
         if before is not None and error.code not in NOT_SENT:
             delay_s = min(before.delay_s * 2, MAX_RETRY_DELAY_S)
-        self._troubles[node] = Trouble(error.message, delay_s, self._now() + delay_s)
+        self._errors[node] = LastError(error.message, delay_s, self._now() + delay_s)
         log.warning("MIG instances not changed", node=node, code=error.code, message=error.message)
         if error.code in NOT_SENT:
             return

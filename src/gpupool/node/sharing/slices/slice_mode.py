@@ -63,7 +63,7 @@ _SHARE = (Product.SHARE_CUDA, Product.SHARE_CUDA_ALIAS, Product.SHARE_NVML)
 class _Lease:
     """A lease with its programs by key; ``counts`` are the arbiter's latest by GPU: seconds held, bytes, time.
 
-    ``resting``: its processes are suspended, or about to be; neither the arbiter nor the watch knows it then.
+    ``served``: the arbiter and the watch know it; not while its processes are suspended, or about to be.
     """
 
     folder: LeaseFolder
@@ -71,7 +71,7 @@ class _Lease:
     programs: dict[str, NodeProgram] = field(default_factory=dict)
     counts: dict[str, tuple[float, int, float]] = field(default_factory=dict)
     grants: dict[str, GrantCount] = field(default_factory=dict)
-    resting: bool = False
+    served: bool = True
 
     @property
     def policy(self) -> ComputePolicy:
@@ -129,7 +129,7 @@ class ShareSharing:
         for path in stale_folders(self._parent, frozenset(lease.folder.path for lease in self._leases.values())):
             LeaseFolder(0, path, 0).remove()
         for lease in self._leases.values():
-            if lease.gpus and not lease.resting:
+            if lease.gpus and lease.served:
                 self._begin(lease)
 
     def _adopt(self, program: NodeProgram) -> None:
@@ -152,10 +152,10 @@ class ShareSharing:
         if path.parent != self._parent or not folder.attachable():
             log_event("folder of a lease is gone", lease=number, key=program.spec.key, folder=str(path))
             return
-        resting = bool(folder.suspended_gpu())
-        if resting:
+        served = not folder.suspended_gpu()
+        if not served:
             folder = LeaseFolder(number, path, 1)
-        lease = self._leases.setdefault(number, _Lease(folder, (), resting=resting))
+        lease = self._leases.setdefault(number, _Lease(folder, (), served=served))
         lease.programs[program.spec.key] = program
         if lease.gpus or not program.spec.gpus:
             return
@@ -179,7 +179,7 @@ class ShareSharing:
         lease.programs[program.spec.key] = program
         if not lease.gpus:
             self._complete(lease, program)
-            if not lease.resting:
+            if lease.served:
                 self._begin(lease)
 
     def _complete(self, lease: _Lease, program: NodeProgram) -> None:
@@ -205,7 +205,7 @@ class ShareSharing:
         if lease is None or not lease.folder.withdraw(pids):
             return False
         self._take_gpus(lease)
-        lease.folder, lease.resting = LeaseFolder(lease.folder.lease, lease.folder.path, 0), False
+        lease.folder, lease.served = LeaseFolder(lease.folder.lease, lease.folder.path, 0), True
         return True
 
     def _take_gpus(self, lease: _Lease) -> None:
@@ -230,12 +230,12 @@ class ShareSharing:
         if lease is None or len(lease.gpus) != 1:
             raise GpupoolError(ErrorCode.WRONG_STATE, "The program does not use exactly one GPU.", "It continues.")
         gpu = SuspendedGpu(lease.folder, lease.gpus[0].gpu_uuid, pids, program.spec.memory_mib)
-        suspender, lease.resting = self._suspender, True
+        suspender, lease.served = self._suspender, False
         self._arbiter.remove(lease.folder.path)
         try:
             await suspender.suspend(gpu, timeout_s)
         except GpupoolError:
-            self._wake(lease)
+            self._serve_again(lease)
             raise
         self._take_gpus(lease)
 
@@ -244,12 +244,12 @@ class ShareSharing:
         lease = self._leases.get(program.spec.lease_number)
         if lease is not None and (gpu := lease.folder.suspended_gpu()):
             await self._suspender.resume(SuspendedGpu(lease.folder, gpu, pids, None))
-            self._wake(lease)
+            self._serve_again(lease)
 
-    def _wake(self, lease: _Lease) -> None:
+    def _serve_again(self, lease: _Lease) -> None:
         """Serve a lease again whose processes run; after a failure, they may still be suspended."""
-        lease.resting = bool(lease.folder.suspended_gpu())
-        if not lease.resting:
+        lease.served = not lease.folder.suspended_gpu()
+        if lease.served:
             self._begin(lease)
 
     def want_gpus(self, program: NodeProgram) -> None:
@@ -354,7 +354,7 @@ class ShareSharing:
                 {key: program.folder for key, program in lease.programs.items()},
             )
             for lease in self._leases.values()
-            if lease.gpus and not lease.resting
+            if lease.gpus and lease.served
         ]
 
     def _tenant_gpu(self, share: GpuShare, lease: _Lease) -> TenantGpu:
