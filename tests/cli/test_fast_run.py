@@ -160,7 +160,7 @@ def test_control_plane_restart_while_queued_is_transparent(pool: FakePool) -> No
     assert len(pool.workloads) == 1
 
 
-@pytest.mark.parametrize("code", ["DATABASE_UNREACHABLE", "NOT_LEADING"])
+@pytest.mark.parametrize("code", ["DATABASE_UNREACHABLE", "NOT_LEADING", "POOL_STARTING"])
 def test_temporarily_unavailable_pool_is_retried(pool: FakePool, code: str) -> None:
     pool.refuse = {"status": 503, "code": code, "message": "The database does not answer.", "hint": ""}
     client = start(pool, "run", "--", "echo", "still")

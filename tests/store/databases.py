@@ -43,6 +43,16 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def send(signum: int, pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
 @dataclass
 class PostgresServer:
     """A server in a folder; it must not run as root, which PostgreSQL refuses."""
@@ -108,6 +118,17 @@ class PostgresServer:
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)
             self.process.wait()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all its processes for a while: connections are accepted by the kernel, and nothing is answered."""
+        assert self.process is not None
+        pids = [self.process.pid, *children_of(self.process.pid)]
+        send(signal.SIGSTOP, pids)
+        try:
+            yield
+        finally:
+            send(signal.SIGCONT, pids)
 
     def url(self, database: str) -> str:
         return f"postgresql://{ROLE}@{self.address}:{self.port}/{database}"

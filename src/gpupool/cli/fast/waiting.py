@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 RECONNECT_TIMEOUT_S = 30.0  # for a pool that cannot be watched, or its database
 STANDBY_TIMEOUT_S = 5.0  # for a standby that never answered: another head leads
-TEMPORARY_CODES = frozenset({"POOL_UNREACHABLE", "DATABASE_UNREACHABLE", "OVERLOADED", "RATE_LIMITED"})
+STARTING_CODES = frozenset({"POOL_UNREACHABLE", "POOL_STARTING"})
+TEMPORARY_CODES = STARTING_CODES | {"DATABASE_UNREACHABLE", "OVERLOADED", "RATE_LIMITED"}
 RETRY_DELAY_S = 0.2
 TICK_INTERVAL_S = 0.5
 ANSWER_TIMEOUT_S = 60.0  # longer than any requested wait
@@ -49,35 +50,34 @@ class RetryingClient:
         """Return the pool's answer. Only for requests that may be repeated.
 
         The request is sent again while the control plane restarts, its database is away, or it waits to lead. A pool of
-        this machine that does not answer is waited for as long as it makes progress.
+        this machine that starts is waited for as long as it makes progress.
         ``finish``: a signal does not abandon the request but is stored in ``interrupted``, because the answer is needed
         to undo it.
         Raises ``Interrupted``, ``GpupoolError``: POOL_UNREACHABLE, POOL_START_FAILED.
         """
-        failing_since, self._watch = None, None
+        failing_since: dict[bool, float] = {}  # a standby may have been starting for longer than one is waited for
+        self._watch = None
         while True:
             answer, broken = None, None
             try:
                 answer = self._exchange(self._transport.open(method, target, body), finish=finish)
             except OSError as error:
                 broken = error
-            retry_timeout_s = self._retry_timeout_s(answer)
-            failing_since = failing_since or monotonic()
-            may_retry = monotonic() - failing_since < retry_timeout_s
-            if answer is None and not self.interrupted:
+            code = answer.error_code if answer is not None else "POOL_UNREACHABLE"
+            retry_timeout_s, now = self._retry_timeout_s(code), monotonic()
+            may_retry = now - failing_since.setdefault(code == "NOT_LEADING", now) < retry_timeout_s
+            if code in STARTING_CODES and not self.interrupted:
                 may_retry = self._makes_progress(may_retry=may_retry) or may_retry
             if may_retry and not self.interrupted:
-                limited = answer is not None and answer.error_code == "RATE_LIMITED"
-                self.pause(RATE_LIMIT_DELAY_S if limited else RETRY_DELAY_S)
+                self.pause(RATE_LIMIT_DELAY_S if code == "RATE_LIMITED" else RETRY_DELAY_S)
                 continue
             if answer is None:
                 raise _unreachable() from broken
             self._has_succeeded = self._has_succeeded or not retry_timeout_s
             return answer
 
-    def _retry_timeout_s(self, answer: Answer | None) -> float:
-        """Return how long to retry after this answer (None: no answer); 0 to accept it."""
-        code = answer.error_code if answer is not None else "POOL_UNREACHABLE"
+    def _retry_timeout_s(self, code: str) -> float:
+        """Return how long to retry after an answer with this error code; 0 to accept it."""
         if code == "NOT_LEADING":
             return RECONNECT_TIMEOUT_S if self._has_succeeded else STANDBY_TIMEOUT_S
         return RECONNECT_TIMEOUT_S if code in TEMPORARY_CODES else 0.0

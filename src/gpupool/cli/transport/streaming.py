@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 RECONNECT_TIMEOUT_S = 60.0
 RETRY_DELAY_S = 0.5
+LOST_STREAM_CODES = frozenset(  # after a stream was open: another control plane is about to serve it
+    {
+        ErrorCode.NODE_UNREACHABLE,  # a new control plane may not have contacted the node yet
+        ErrorCode.POOL_STARTING,
+        ErrorCode.NOT_LEADING,
+        ErrorCode.DATABASE_UNREACHABLE,
+    }
+)
 STABLE_STREAM_S = 90.0  # a stream that lasted this long resets the retry timeout
 
 
@@ -52,8 +60,8 @@ def stream_with_retry(
         except OSError as error:
             broken = connection_error(error)
         except GpupoolError as error:
-            if error.code is not ErrorCode.NODE_UNREACHABLE or not started:
-                raise  # after that, a new control plane may not have contacted the node yet
+            if error.code not in LOST_STREAM_CODES or not started:
+                raise
             broken = error
         now = time.monotonic()
         if failing_since is None or now - opened_at > STABLE_STREAM_S:
@@ -93,7 +101,7 @@ def read_log_with_retry(pool: PoolClient, path: str, query: Query) -> Iterator[L
         except OSError as error:
             broken = connection_error(error)
         except GpupoolError as error:
-            if error.code is not ErrorCode.NODE_UNREACHABLE:  # a new control plane may not have contacted the node yet
+            if error.code not in LOST_STREAM_CODES:
                 raise
             broken = error
         if decoder.whole:

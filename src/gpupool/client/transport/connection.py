@@ -47,8 +47,14 @@ _ANSWER_TIMEOUT_S = 90.0  # the server answers each wait within 60 s
 _SILENCE_TIMEOUT_S = 45.0  # a live stream sends at least a comment every 15 s
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 1.0
+_STANDBY_RETRY_S = 5.0  # for a standby that never led; its leader may be the process that it replaces
 MAX_IDLE_CONNECTIONS = 8
 _BROKEN = (OSError, http.client.HTTPException)
+_TEMPORARY = frozenset(
+    {ErrorCode.POOL_UNREACHABLE, ErrorCode.POOL_STARTING, ErrorCode.DATABASE_UNREACHABLE, ErrorCode.OVERLOADED}
+)
+_NOT_EXECUTED = frozenset({ErrorCode.RATE_LIMITED, ErrorCode.POOL_STARTING})
+_TRY_OTHER_HEAD = frozenset({ErrorCode.POOL_UNREACHABLE, ErrorCode.POOL_STARTING, ErrorCode.NOT_LEADING})
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -74,11 +80,20 @@ class RetryTimer:
         self._deadline = time.monotonic() + limit_s
         self._pause_s = _FIRST_PAUSE_S
         self._extended = False
+        self._standby_deadline: float | None = None
 
     def extend(self) -> None:
         """Restart with twice the time, once only: a new control plane may not have contacted a node yet."""
         if not self._extended:
             self._extended, self._deadline = True, time.monotonic() + 2 * self._limit_s
+
+    def wait_for_leader(self) -> bool:
+        """Wait for a standby, only if it was starting or unreachable before; return False when its time is used up."""
+        if self._pause_s == _FIRST_PAUSE_S:
+            return False
+        now = time.monotonic()
+        self._standby_deadline = self._standby_deadline or min(self._deadline, now + _STANDBY_RETRY_S)
+        return now < self._standby_deadline and self.wait()
 
     def wait(self, min_s: float = 0.0) -> bool:
         """Sleep, longer each time and at least ``min_s``; return False at once when the time is used up."""
@@ -192,7 +207,7 @@ class PoolConnection:
         try:
             return dial(tried)
         except GpupoolError as error:
-            if error.code not in {ErrorCode.POOL_UNREACHABLE, ErrorCode.NOT_LEADING} or not self._switch_head(tried):
+            if error.code not in _TRY_OTHER_HEAD or not self._switch_head(tried):
                 raise
         return dial(self.endpoint)
 
@@ -224,11 +239,8 @@ class PoolConnection:
                 self._mark_served()
                 return answer
             problem = error_of_answer(answer)
-            if problem.code is ErrorCode.RATE_LIMITED and timer.wait(RATE_LIMIT_DELAY_S):
-                continue
-            if problem.code not in self._temporary_codes() or not self._may_ask_again(call, response):
-                raise problem
-            if not (self._switch_head(endpoint) or timer.wait()):
+            again = problem.code in _NOT_EXECUTED or self._may_ask_again(call, response)
+            if not (again and self._wait_to_retry(problem, endpoint, timer)):
                 raise problem
 
     def _may_ask_again(self, call: ApiCall, response: http.client.HTTPResponse) -> bool:
@@ -247,28 +259,15 @@ class PoolConnection:
                 raise error_of_answer(read_answer(response))
             yield response
 
-    def _temporary_codes(self) -> set[ErrorCode]:
-        """Return the error codes of temporary failures: restarts, and a former leader that leads again soon."""
-        others = self._heads is not None and self._heads.has_alternatives
-        turn = {ErrorCode.NOT_LEADING} if self._served or others else set()
-        return {
-            ErrorCode.POOL_UNREACHABLE,
-            ErrorCode.DATABASE_UNREACHABLE,
-            ErrorCode.OVERLOADED,
-            ErrorCode.RATE_LIMITED,
-        } | turn
-
     def stream_with_retry(self, path: str, params: Params, last_id: str = "") -> Iterator[StreamEvent]:
         """Yield server-sent events across restarts of the control plane, each once, until an ``end`` event."""
-        timer, temporary = self._retry_timer(), self._temporary_codes()
+        timer, opened = self._retry_timer(), False
         while True:
             endpoint = self.endpoint
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
             try:
                 with self._stream(path, params, headers) as response:
-                    temporary.add(
-                        ErrorCode.NODE_UNREACHABLE
-                    )  # from now on: a new control plane has yet to meet the node
+                    opened = True
                     for message in read_events(response):
                         timer = self._retry_timer()
                         last_id = message.id or last_id
@@ -279,23 +278,34 @@ class PoolConnection:
                 if not (self._switch_head(endpoint) or timer.wait()):
                     raise self._unreachable(error) from error
             except GpupoolError as error:
-                if error.code not in temporary or not self._wait_to_retry(error, endpoint, timer):
+                if not self._wait_to_retry(error, endpoint, timer, reopens=opened):
                     raise
             else:
                 timer.wait()  # the server closed an unfinished stream because it is about to restart
 
-    def _wait_to_retry(self, error: GpupoolError, endpoint: Endpoint, timer: RetryTimer) -> bool:
-        """Wait before a retry; return False when the time is used up."""
-        if error.code is ErrorCode.NODE_UNREACHABLE:
+    def _wait_to_retry(
+        self, error: GpupoolError, endpoint: Endpoint, timer: RetryTimer, *, reopens: bool = False
+    ) -> bool:
+        """Wait before a retry; return False after an error that is not temporary, and when the time is used up.
+
+        ``reopens``: a stream was open before, so the node exists, and a new control plane has yet to meet it.
+        """
+        if error.code is ErrorCode.NODE_UNREACHABLE and reopens:
             timer.extend()
             return timer.wait()
         if error.code is ErrorCode.RATE_LIMITED:
             return timer.wait(RATE_LIMIT_DELAY_S)
+        if error.code is ErrorCode.NOT_LEADING:
+            others = self._heads is not None and self._heads.has_alternatives
+            if not (self._served or others):
+                return timer.wait_for_leader()
+        elif error.code not in _TEMPORARY:
+            return False
         return self._switch_head(endpoint) or timer.wait()
 
     def read_log_with_retry(self, path: str, query: Params) -> Iterator[LogBatch]:
         """Yield a whole log as it is now, and continue where the answer was cut off."""
-        timer, temporary = self._retry_timer(), self._temporary_codes()
+        timer, opened = self._retry_timer(), False
         while True:
             decoder, broken, endpoint = (
                 LogDecoder(),
@@ -304,21 +314,17 @@ class PoolConnection:
             )
             try:
                 for stretch in self._stretches(path, query, decoder):
-                    temporary.add(
-                        ErrorCode.NODE_UNREACHABLE
-                    )  # from now on: a new control plane has yet to meet the node
+                    opened = True
                     timer = self._retry_timer()
                     query = {**query, "cursor": stretch.cursor}
                     yield stretch
             except _BROKEN as error:
                 broken = self._unreachable(error)
             except GpupoolError as error:
-                if error.code not in temporary:
-                    raise
                 broken = error
             if decoder.whole:
                 return
-            if not self._wait_to_retry(broken, endpoint, timer):
+            if not self._wait_to_retry(broken, endpoint, timer, reopens=opened):
                 raise broken
 
     def _stretches(self, path: str, query: Params, decoder: LogDecoder) -> Iterator[LogBatch]:

@@ -53,7 +53,9 @@ _ANSWER_LIMIT = 1 << 20
 _FORGOTTEN = frozenset(
     {ErrorCode.UNAUTHENTICATED, ErrorCode.NODE_REMOVED}
 )  # the pool does not know this machine any more
-_TRY_NEXT_HEAD = frozenset({ErrorCode.POOL_UNREACHABLE, ErrorCode.NOT_LEADING, ErrorCode.DATABASE_UNREACHABLE})
+_TRY_NEXT_HEAD = frozenset(
+    {ErrorCode.POOL_UNREACHABLE, ErrorCode.POOL_STARTING, ErrorCode.NOT_LEADING, ErrorCode.DATABASE_UNREACHABLE}
+)
 
 
 @dataclass(frozen=True, slots=True)

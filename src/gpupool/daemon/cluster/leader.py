@@ -61,7 +61,7 @@ class Leading:
         self._pool_id = pool_id
         self.standing = ElectionState.WAITING
         self._starting = GpupoolError(
-            ErrorCode.NOT_LEADING, "This control plane is starting.", "Try again in a moment."
+            ErrorCode.POOL_STARTING, "This control plane is starting.", "Try again in a moment."
         )
         self.refusal = self._starting
         self.term: int | None = None
@@ -231,7 +231,7 @@ def led_by(leader: Leader | None) -> GpupoolError:
     """Return the error of a standby: who leads, and where to reach the leader."""
     if leader is None:
         return GpupoolError(
-            ErrorCode.NOT_LEADING, "Another control plane is about to lead this pool.", "Try again in a moment."
+            ErrorCode.POOL_STARTING, "Another control plane is about to lead this pool.", "Try again in a moment."
         )
     where = f"Use https://{leader.address}." if leader.address else f"Ask it on {leader.name}."
     return GpupoolError(

@@ -15,7 +15,7 @@ from gpupool.node.shepherd.attach import AttachConnection, AttachConnections, He
 from gpupool.node.shepherd.attach_resume import ResumeState
 from gpupool.node.shepherd.stdio import StdioRelay
 
-CLIENT_TIMEOUT_S = 20.0  # a client-bound program's client has to come within this
+CLIENT_TIMEOUT_S = 60.0  # for the client of a client-bound program; clients wait 30 s for a pool that does not answer
 
 
 class SupervisedProgram(Protocol):

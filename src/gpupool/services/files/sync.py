@@ -18,6 +18,8 @@ PAUSE_S = 5.0  # between rounds
 MAX_PAUSE_S = 60.0  # without an answer of a leader, and before a failed folder is retried
 SWEEP_EVERY_S = 3600.0
 
+_NO_LEADER = frozenset({ErrorCode.NOT_LEADING, ErrorCode.POOL_STARTING, ErrorCode.POOL_UNREACHABLE})
+
 log = structlog.get_logger("gpupool.files")
 
 
@@ -93,7 +95,7 @@ class FolderSync:
             try:
                 return head, await self._heads.needed(head)
             except GpupoolError as error:
-                if error.code not in {ErrorCode.NOT_LEADING, ErrorCode.POOL_UNREACHABLE}:
+                if error.code not in _NO_LEADER:
                     log.warning("a head does not say what is needed", head=head, code=error.code, why=error.message)
         return None
 

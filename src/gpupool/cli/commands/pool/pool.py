@@ -237,7 +237,7 @@ def _pool_if_leading(pool: PoolClient) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = pool.get("pool")
     except GpupoolError as error:
-        if error.code not in {ErrorCode.NOT_LEADING, ErrorCode.DATABASE_UNREACHABLE}:
+        if error.code not in {ErrorCode.NOT_LEADING, ErrorCode.POOL_STARTING, ErrorCode.DATABASE_UNREACHABLE}:
             raise
         notify(f"{error.message} {error.hint}")
         return None
