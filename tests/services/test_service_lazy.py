@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -301,6 +302,38 @@ def test_return_is_recorded_once_over_a_crash_of_the_control_plane(world: World,
         assert held(world) == [(0, 0)]
         assert (await world.reasons(made.id)).count("GPUS_RETURNED") == 1
         assert world.is_running(made)
+        await world.check_at_rest()
+
+    world.do(story())
+
+
+def test_return_while_the_list_of_the_node_is_on_the_way_ends_nothing(world: World) -> None:
+    """The list that the comparison works with still names GPUs which the program has returned since."""
+
+    async def story() -> None:
+        made = await lazy(world, gpus={"count": 2})
+        await use_cuda(world, made)
+        report, listed = asyncio.Event(), asyncio.Event()
+        world.agent.holding = report
+        world.agent.hiccup()
+        await world.settle()
+        world.agent.holding = listed
+        report.set()
+        await world.settle()
+        world.agent.return_gpus(world.program(made))
+        for _ in range(1000):  # the world does not settle while answers are held back
+            await asyncio.sleep(0.001)
+            if held(world) == [(0, 0)]:
+                break
+        assert held(world) == [(0, 0)]
+        world.agent.holding = None
+        listed.set()
+        await world.settle()
+        assert world.is_running(made)
+        assert not (await row_of(world, made)).waits_for_gpus
+        assert held(world) == [(0, 0)]
+        await use_cuda(world, made)
+        assert held(world) == [(0, 0), (LAZY_GPUS, 2000)]
         await world.check_at_rest()
 
     world.do(story())

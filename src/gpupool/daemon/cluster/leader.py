@@ -131,7 +131,9 @@ class Leading:
             return
         if (refusal := self._session.exclusion(self._identity())) is not None:
             self._exclude(refusal)
-        elif time.monotonic() >= self._not_before and self._session.try_lock():
+        elif time.monotonic() < self._not_before:
+            self._wait_for(self._session.present(), leads=False)
+        elif self._session.try_lock():
             self._begin(self._session)
         else:
             self._wait_for(self._session.present())
@@ -175,11 +177,14 @@ class Leading:
         self._set_standing(ElectionState.ENDED, led_by(present))
         return False
 
-    def _wait_for(self, present: Leader | None) -> None:
-        """Wait while another session has the right; after an outage it may be an old session of this process."""
+    def _wait_for(self, present: Leader | None, *, leads: bool = True) -> None:
+        """Wait while another session has the right; after an outage it may be an old session of this process.
+
+        ``leads``: False while nobody knows whether the leader of the last term still lives.
+        """
         before, self.present = self.present, present
         if self.term is None:
-            self._set_standing(ElectionState.WAITING, led_by(present))
+            self._set_standing(ElectionState.WAITING, led_by(present if leads else None))
         else:
             self._holds_term(present)
         if present != before:

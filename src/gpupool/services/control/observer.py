@@ -182,7 +182,7 @@ class Observer:
         replica = draft.take(note_suspended_gpu(replica, status))
         if status.not_suspended and replica.suspend_asked_at is not None and status.gpu_epoch == replica.gpu_lease:
             replica = transitions.stop(draft, workload, replica, Reason.PREEMPTED, sentence=status.not_suspended)
-        if status.gpu_wanted_at is not None:
+        if status.gpu_wanted_at is not None and status.gpu_epoch == (replica.gpu_lease or 0):  # else it is outdated
             draft.take(want_gpus(workload, replica, min(status.gpu_wanted_at, draft.now)))
         return True
 

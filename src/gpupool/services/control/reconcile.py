@@ -156,17 +156,28 @@ class Reconciler:
         }
 
     async def _stop_unexpected(self, link: NodeLink, statuses: Sequence[ProcessStatus]) -> None:
-        """Stop programs of earlier attempts and wait for their end, because their GPUs may be given to others."""
-        pause_s = MIN_RETRY_DELAY_S
-        while running := [s for s in statuses if s.phase is not ProcessPhase.EXITED and self._unexpected(link.name, s)]:
-            for status in running:
-                log.warning("stopping a program of an earlier attempt", node=link.name, key=status.key)
-                await link.stop(status.key, 0.0)
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, 1.0)
-            statuses = await link.list()
+        """Stop programs of earlier attempts and wait for their end, because their GPUs may be given to others.
 
-    def _unexpected(self, node: str, status: ProcessStatus) -> bool:
+        A program can have returned its GPUs, and the database know it, since ``statuses`` were listed. So only a
+        program that is listed again with the same GPUs is stopped.
+        """
+        pause_s = MIN_RETRY_DELAY_S
+        unexpected = self._unexpected(link.name, statuses)
+        while unexpected:
+            before, unexpected = unexpected, self._unexpected(link.name, await link.list())
+            for key, _ in before & unexpected:
+                log.warning("stopping a program of an earlier attempt", node=link.name, key=key)
+                await link.stop(key, 0.0)
+            if unexpected:
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, 1.0)
+
+    def _unexpected(self, node: str, statuses: Sequence[ProcessStatus]) -> set[tuple[str, int]]:
+        """Return the keys of programs that must not run, each with the epoch of its separate GPUs."""
+        running = (status for status in statuses if status.phase is not ProcessPhase.EXITED)
+        return {(status.key, status.gpu_epoch) for status in running if self._is_unexpected(node, status)}
+
+    def _is_unexpected(self, node: str, status: ProcessStatus) -> bool:
         workload, index, attempt = split_attempt_key(status.key)
         row = self._engine.mirror.replica(workload, index)
         if status.key in self._adoption.left_alone.get(node, {}):
