@@ -1,0 +1,59 @@
+"""Lists fit the screen in a browser: 25 rows on a laptop, short rows on a phone."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page
+from web_harness import Visit, WebPool, check_accessible, check_fits
+
+ROWS = 25
+LAPTOP = {"width": 1440, "height": 900}
+NAME = "bert-base-uncased-finetune-squad2-seed"
+COMMAND = ["python3", "train.py", "--data", "/datasets/imagenet/ilsvrc2012/train", "--epochs", "90", "--lr", "0.1"]
+
+
+def fill(pool: WebPool, count: int) -> None:
+    """Hold one GPU with small slices, and let as many workloads wait for two whole GPUs."""
+    with pool.client as client:
+        for index in range(count):
+            client.submit(["sleep", "1000"], name=f"slice-of-{NAME}{index}", gpus=1, fraction=0.02)
+        for index in range(count):
+            client.submit(COMMAND, name=f"{NAME}{index}", gpus=2)
+
+
+def visible_rows(page: Page) -> int:
+    """Return the number of rows of the table that are within the first screen."""
+    return int(
+        page.evaluate(
+            """() => [...document.querySelectorAll('.listing tbody tr')]
+                .filter(row => row.getBoundingClientRect().bottom <= innerHeight).length"""
+        )
+    )
+
+
+@pytest.fixture
+def full_pool(web_pool: WebPool) -> WebPool:
+    fill(web_pool, 26)
+    return web_pool
+
+
+@pytest.mark.parametrize("path", ["/workloads", "/queue", "/leases", "/audit"])
+def test_list_has_25_rows_on_a_laptop(visit: Visit, full_pool: WebPool, path: str) -> None:
+    page = visit(**LAPTOP)
+    page.goto(path)
+    page.wait_for_function("rows => document.querySelectorAll('.listing tbody tr').length >= rows", arg=ROWS)
+    assert visible_rows(page) >= ROWS
+    check_accessible(page)
+
+
+@pytest.mark.parametrize("path", ["/home", "/workloads", "/queue", "/leases", "/audit"])
+def test_rows_are_short_on_a_phone(visit: Visit, full_pool: WebPool, path: str) -> None:
+    page = visit(width=390, height=844, is_mobile=True, has_touch=True)
+    page.goto(path)
+    heights = page.locator("main tbody tr").evaluate_all("rows => rows.map(row => row.getBoundingClientRect().height)")
+    assert sorted(heights)[len(heights) // 2] < 220
+    cut = page.locator("main tbody a").evaluate_all(
+        "links => links.filter(link => link.getBoundingClientRect().right > innerWidth).map(link => link.textContent)"
+    )
+    assert not cut
+    check_fits(page)
