@@ -101,3 +101,18 @@ def test_manager_and_administrator_have_views(site: Site) -> None:
     assert "bobs" in pool
     assert site.get("/home?view=pool", EVE_UID).status_code == 200
     assert site.get("/home?view=nonsense").status_code in {400, 422}
+
+
+def test_waiting_work_is_in_scheduling_order(site: Site) -> None:
+    for name in ("first", "second", "third"):
+        submit(site, actor=ANN, name=name, gpus={"count": 2})
+    submit(site, actor=ANN, name="urgent", gpus={"count": 2}, priority=50)
+    shown = section(site.get("/home").text, "waiting")
+    places = [shown.index(name) for name in ("urgent", "second", "third")]
+    assert places == sorted(places), "the next start is on top, also when the list is cut"
+
+
+def test_link_to_all_work_of_one_managed_project_names_it(site: Site) -> None:
+    for number in range(27):
+        submit(site, actor=ANN, name=f"later{number}", project="vision", gpus={"count": 2})
+    assert 'href="/workloads?state=queued&amp;project=vision"' in site.get("/home", LEA_UID).text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gpupool.domain.ids import WorkloadId
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.units import format_duration
 from gpupool.domain.work.ending import Ending, ending_of, retrying
@@ -21,7 +22,7 @@ from gpupool.services.ports.store import WorkloadFilter
 from gpupool.web.deps import Services, Visitor
 from gpupool.web.kit.labels import gpus_text
 from gpupool.web.pages.leases import LeaseRow, lease_rows
-from gpupool.web.pages.queue import WaitReason, wait_reasons
+from gpupool.web.pages.queue import WaitReason, cached_queue_page, wait_reasons
 from gpupool.web.rendering import page
 
 MAX_ROWS = 25  # of each list; the rest is a link away
@@ -110,8 +111,8 @@ def views_of(actor: Actor) -> tuple[HomeView, ...]:
             return (HomeView.POOL,)
 
 
-async def home_of(services: PoolServices, actor: Actor, view: HomeView) -> Home:
-    """Return the work of one view."""
+async def home_of(services: PoolServices, actor: Actor, view: HomeView, ranks: Mapping[WorkloadId, int]) -> Home:
+    """Return the work of one view; ``ranks`` are the positions in the queue of the pool."""
     now = services.workloads.now()
     scopes = _scopes(services, actor, view)
     live = [work for scope in scopes for work in await services.workloads.list(actor, _live(scope))]
@@ -119,7 +120,9 @@ async def home_of(services: PoolServices, actor: Actor, view: HomeView) -> Home:
     idle = sorted((row for row in leases if row.idle_s >= IDLE_AFTER_S), key=lambda row: -row.idle_s)
     idle_of = {row.workload: row.idle_s for row in idle}
     running = [work for work in live if work.state in RUNS]
-    waiting = [work for work in live if work.state in WAITS]
+    waiting = sorted(
+        (work for work in live if work.state in WAITS), key=lambda work: ranks.get(work.id, len(ranks) + 1)
+    )
     failed = [work for scope in scopes for work in await _failed(services, actor, scope, now)]
     why = await wait_reasons(services, actor, [work.id for work in waiting[:MAX_ROWS]])
     return Home(
@@ -203,12 +206,14 @@ async def home(request: Request, services: Services, visitor: Visitor, view: Hom
     """Show running, waiting, failed and idle work; ``view`` chooses whose, as far as the role allows it."""
     views = views_of(visitor)
     chosen = view if view in views else views[0]
+    queue = await cached_queue_page(request, services)
+    ranks = {row.id: row.rank for row in queue.rows if row.rank is not None}
     return page(
         request,
         visitor,
         "home.html",
         title="Home",
-        home=await home_of(services, visitor, chosen),
+        home=await home_of(services, visitor, chosen, ranks),
         view=chosen,
         views=views,
     )

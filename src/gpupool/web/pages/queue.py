@@ -261,7 +261,7 @@ def _kind(row: QueueRow) -> str:
 @router.get("/queue")
 async def queue(request: Request, services: Services, visitor: Visitor) -> Response:
     """Show the queue with order, wait reasons and estimates."""
-    shown: QueuePage = await cache_of(request).get(("queue",), lambda: _page(services))
+    shown = await cached_queue_page(request, services)
     now = services.workloads.now()
     first = _table(request, shown, {}, now)
     reasons = await wait_reasons(services, visitor, [line.row.id for line in first.lines])
@@ -282,8 +282,14 @@ async def queue(request: Request, services: Services, visitor: Visitor) -> Respo
     )
 
 
-async def _page(services: PoolServices) -> QueuePage:
-    return queue_page(await services.workloads.queue.queue())
+async def cached_queue_page(request: Request, services: PoolServices) -> QueuePage:
+    """Return the queue in its order, from the cache that all visitors share."""
+
+    async def read() -> QueuePage:
+        return queue_page(await services.workloads.queue.queue())
+
+    shown: QueuePage = await cache_of(request).get(("queue",), read)
+    return shown
 
 
 def _table(request: Request, shown: QueuePage, reasons: dict[WorkloadId, WaitReason], now: float) -> Listing[QueueRow]:
