@@ -52,3 +52,17 @@ def test_percentages_are_of_the_request() -> None:
     assert (found.cpu_percent, found.memory_percent) == (25.0, 50.0)
     unmeasured = efficiency_of(MeasuredUse(HOUR), SLICE, Limits())
     assert (unmeasured.gpu_percent, unmeasured.cpu_percent, unmeasured.memory_percent) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "amount"),
+    [
+        (GrantedGpus(1, 6553, 400), "Held 0.40 GPU for"),
+        (WHOLE, "Held 1 GPU for"),
+        (TWO, "Held 2 GPUs for"),
+        (GrantedGpus(2, 8192, 500), "Held 0.50 of each of 2 GPUs for"),
+    ],
+)
+def test_idle_sentence_names_the_part_that_was_held(gpus: GrantedGpus, amount: str) -> None:
+    [one] = efficiency_of(MeasuredUse(HOUR, idle_s=HOUR), gpus, Limits()).suggestions
+    assert one.sentence.startswith(amount)

@@ -36,7 +36,20 @@ CASES = [
         "p2 red 0.5 prio=1; p3 red 0.5 wait=90; p1 red 0.5 model=t4",
         "r1 red 0.7 on a:0",
     ),
-    Case(W.WAITING_FOR_GPU, "needs 4 GPUs on one node; at most 2.00 free", "a 4xT4", "p1 red 4", "r1 red 2 on a:01"),
+    Case(
+        W.WAITING_FOR_GPU,
+        "needs 4 GPUs on one node; at most 2 whole GPUs free",
+        "a 4xT4",
+        "p1 red 4",
+        "r1 red 2 on a:01",
+    ),
+    Case(
+        W.WAITING_FOR_GPU,
+        "needs 2 GPUs on one node; at most 0 whole GPUs free",
+        "a 2xT4",
+        "p1 red 2",
+        "r1 red 0.4 on a:0; r2 red 0.4 on a:1",
+    ),
     Case(
         W.PROJECT_QUOTA,
         "the quota of the project red is 1.00 GPU, 1.00 in use",

@@ -26,3 +26,10 @@ def test_every_page_marks_emulated_gpus(site: Site) -> None:
     site.world.do(site.world.settle())
     for item in (item for _, items in NAV for item in items):
         assert "Emulated GPUs" in words(site.get(item.href).text), item.href
+
+
+def test_unknown_workload_leads_to_the_list(site: Site) -> None:
+    answer = site.get("/workloads/nope")
+    assert answer.status_code == 404
+    assert "It may have been deleted: see Workloads." in words(answer.text)
+    assert "gpupool ps" not in answer.text

@@ -53,6 +53,8 @@ def _as_page(otherwise: _Handler) -> _Handler:
 def error_page(request: Request, error: GpupoolError, status: int | None = None) -> Response:
     """Return the error page with message, hint and code."""
     code = status or error.http_status
+    if error.code is ErrorCode.UNKNOWN_WORKLOAD:
+        error = GpupoolError(error.code, error.message, "It may have been deleted: see Workloads.")
     title = _HEADINGS.get(code, "Request failed" if code < 500 else "Internal error")
     return page(request, None, "error.html", title=title, status=code, error=error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpupool.domain.units import format_duration, format_mib
+from gpupool.domain.units import WHOLE_GPU, format_duration, format_mib, format_permille
 from gpupool.domain.work.workload import Limits
 
 MIN_MEASURED_S = 60.0  # shorter measurements show the start of a program only
@@ -100,7 +100,7 @@ def _suggestions(measured: MeasuredUse, gpus: GrantedGpus, limits: Limits) -> It
     if gpus.count and measured.idle_s > IDLE_PART * seconds:
         yield Suggestion(
             "GPU_IDLE",
-            f"Held {gpus.count} {'GPU' if gpus.count == 1 else 'GPUs'} for {format_duration(seconds)}, of which "
+            f"Held {_amount(gpus)} for {format_duration(seconds)}, of which "
             f"{100 * measured.idle_s / seconds:.0f}% without any computation.",
         )
     used_cpus = measured.cpu_s / seconds
@@ -117,6 +117,15 @@ def _suggestions(measured: MeasuredUse, gpus: GrantedGpus, limits: Limits) -> It
             f"--memory {less} would do.",
             f"--memory {less}",
         )
+
+
+def _amount(gpus: GrantedGpus) -> str:
+    """Return ``0.40 GPU``, ``2 GPUs`` or ``0.40 of each of 2 GPUs``."""
+    whole = f"{gpus.count} GPU{'' if gpus.count == 1 else 's'}"
+    if gpus.permille >= WHOLE_GPU:
+        return whole
+    part = format_permille(gpus.permille)
+    return f"{part} GPU" if gpus.count == 1 else f"{part} of each of {whole}"
 
 
 def _gpu_memory(measured: MeasuredUse, gpus: GrantedGpus) -> Iterator[Suggestion]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from gpupool.domain.nodes.gpu import MIG_LABEL, MIG_ON_DEMAND, mentions_mig
-from gpupool.domain.units import format_duration, format_permille
+from gpupool.domain.units import WHOLE_GPU, format_duration, format_permille
 from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.explain.feasibility import CREATE_INSTANCE, lacking, no_such_model, present_models
 from gpupool.scheduling.explain.formatting import pools_text
@@ -312,9 +312,7 @@ def _relaxed(code: WaitCode, relax: Relax, because: str, helps: str) -> Callable
 
 def _waiting(case: Case) -> WaitFinding:
     free = case.most_free()
-    amount = f"{format_permille(free)} free"
-    amount = amount if case.shape.request.count == 1 else f"at most {amount} on one node"
-    sentence = f"needs {case.wants}; {amount}; {_behind(case)}"
+    sentence = f"needs {case.wants}; {_free_amount(case, free)}; {_behind(case)}"
     numbers: Numbers = {"need_permille": case.need, "free_permille": free, "ahead": case.ahead}
     if case.active is not None:
         sentence += f"; the next free space on {case.active.hold.node} is held for it"
@@ -324,6 +322,16 @@ def _waiting(case: Case) -> WaitFinding:
     if case.replica.request.models:
         helps.append("accept other models")
     return WaitFinding(WaitCode.WAITING_FOR_GPU, sentence, numbers, tuple(helps))
+
+
+def _free_amount(case: Case, free_permille: int) -> str:
+    """Return the free amount; parts of GPUs do not count for several whole GPUs."""
+    if case.shape.request.count == 1:
+        return f"{format_permille(free_permille)} free"
+    if not case.shape.whole:
+        return f"at most {format_permille(free_permille)} free on one node"
+    whole = free_permille // WHOLE_GPU
+    return f"at most {whole} whole GPU{'' if whole == 1 else 's'} free on one node"
 
 
 def _behind(case: Case) -> str:
