@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Page
 from web_harness import Visit, WebPool, check_accessible, check_fits
@@ -57,3 +59,30 @@ def test_rows_are_short_on_a_phone(visit: Visit, full_pool: WebPool, path: str) 
     )
     assert not cut
     check_fits(page)
+
+
+def test_times_have_seconds_and_their_age(visit: Visit, web_pool: WebPool) -> None:
+    with web_pool.client as client:
+        client.submit(["true"], name="short", gpus=1).wait()
+    page = visit()
+    page.goto("/workloads/short")
+    shown = page.locator("#table-events time")
+    assert shown.count() >= 3
+    for index in range(shown.count()):
+        assert re.search(r"\d\d:\d\d:\d\d$", shown.nth(index).inner_text())
+        assert re.search(r", \d+s ago$", shown.nth(index).get_attribute("title") or "")
+    check_accessible(page)
+
+
+def test_analytics_fit_a_phone(visit: Visit, web_pool: WebPool) -> None:
+    with web_pool.client as client:
+        client.submit(["sleep", "1000"], name="holder", gpus=2)
+        client.submit(COMMAND, name=f"waits-for-{NAME}1-long", gpus=2)
+    page = visit(width=390, height=844, is_mobile=True, has_touch=True)
+    page.goto("/analytics")
+    page.get_by_role("link", name="waits-for").wait_for()
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+    inside = page.locator(".grid .card").evaluate_all(
+        "cards => cards.every(card => card.scrollWidth <= card.clientWidth)"
+    )
+    assert inside

@@ -47,10 +47,15 @@ def _bad_duration(text: str) -> GpupoolError:
     )
 
 
-def format_duration(seconds: float | None) -> str:
-    """Return a short form for people: ``42s``, ``3m10s``, ``2h05m``, ``4d03h``; ``-`` for none."""
+def format_duration(seconds: float | None, *, tenths: bool = False) -> str:
+    """Return a short form for people: ``42s``, ``3m10s``, ``2h05m``, ``4d03h``; ``-`` for none.
+
+    ``tenths``: below ten seconds with a tenth, such as ``0.3s`` or ``<0.1s``, where a zero would be wrong.
+    """
     if seconds is None:
         return "-"
+    if tenths and 0 < seconds < 9.95:
+        return "<0.1s" if seconds < 0.05 else f"{seconds:.1f}".removesuffix(".0") + "s"
     whole = max(0, int(seconds))
     days, rest = divmod(whole, 86400)
     hours, rest = divmod(rest, 3600)

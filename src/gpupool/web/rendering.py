@@ -62,7 +62,7 @@ def _cell(cell: Cell) -> str:
 def when(epoch_s: float) -> str:
     """Return a time element; the page's script converts it to the viewer's time zone."""
     text = iso(epoch_s)
-    return f'<time datetime="{text}" data-when="{round(epoch_s, 3)}">{text[:10]} {text[11:16]} UTC</time>'
+    return f'<time datetime="{text}" data-when="{round(epoch_s, 3)}">{text[:10]} {text[11:19]} UTC</time>'
 
 
 def state(value: object) -> str:
@@ -75,7 +75,7 @@ _SHOWN: dict[ColumnKind, Callable[[Any], str]] = {
     ColumnKind.TEXT: escape,
     ColumnKind.NUMBER: lambda value: escape(filters.number(value)),
     ColumnKind.TIME: when,
-    ColumnKind.DURATION: format_duration,
+    ColumnKind.DURATION: lambda value: escape(format_duration(value, tenths=True)),
     ColumnKind.PERCENT: filters.percent,
     ColumnKind.GPUS: filters.gpus,
     ColumnKind.STATE: state,

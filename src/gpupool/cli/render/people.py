@@ -59,7 +59,7 @@ def _hours(seconds: float | None, unknown: str = NOT_MEASURED) -> str:
 
 
 def _wait(wait: Json | None, name: str) -> str:
-    return "-" if wait is None or wait[name] is None else format_duration(wait[name])
+    return "-" if wait is None or wait[name] is None else format_duration(wait[name], tenths=True)
 
 
 def rates_lines(rates: Json, style: Style) -> list[str]:
