@@ -42,6 +42,9 @@ def test_charts_are_drawn_and_accessible(browser_page: Page, web_pool: WebPool) 
     axis = "splits => import(document.querySelector('[data-module]').dataset.module).then(m => m.ticks(splits, 'MiB'))"
     assert page.evaluate(axis, [0, 256, 512]) == ["0 MiB", "256 MiB", "512 MiB"]
     assert page.evaluate(axis, [0, 512, 1024]) == ["0 GiB", "0.5 GiB", "1 GiB"], "an axis has one unit"
+    small = axis.replace("MiB", "%")
+    assert page.evaluate(small, [0, 0.02, 0.04]) == ["0 %", "0.02 %", "0.04 %"], "ticks differ"
+    assert page.evaluate(small, [0, 50, 100]) == ["0 %", "50 %", "100 %"]
     check_accessible(page)
     picture(page, "analytics")
 

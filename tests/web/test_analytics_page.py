@@ -199,3 +199,7 @@ def test_csv_of_a_chart_has_its_lines(past: Site) -> None:
     assert rows[0] == ["time", "epoch_s", "held (GPUs)", "computing (GPUs)", "in the pool (GPUs)"]
     assert rows[1][1:3] == [f"{BEGIN:.3f}", "1.5"]
     assert "attachment" in answer.headers["content-disposition"]
+
+
+def test_users_are_linked_to_a_page_that_everybody_may_see(past: Site) -> None:
+    assert 'href="/workloads?user=ann"' in past.get(f"/analytics?{SPAN}").text

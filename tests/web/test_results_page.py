@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 
 import pytest
 import structlog
 from pool_world import ADMIN, ANN, world_in
 from web_harness import Site, words
 
-from gpupool.domain.nodes.telemetry import ReplicaRollup, Rollups, RollupStep
+from gpupool.domain.nodes.telemetry import ReplicaRollup, Rollups, RollupStep, Series
 from gpupool.domain.usage import GroupBy
 from gpupool.services.usage.efficiency import compare
 from gpupool.services.usage.reports import ReportRequest, make_report
@@ -66,3 +68,27 @@ def test_workload_page_and_report_suggest_a_smaller_request(site: Site) -> None:
     ids = [line.key for line in report.lines]
     [(found, compared)] = world.do(compare(world.services.workloads, world.services.telemetry, ADMIN, ids))
     assert (found.name, compared.suggestions[0].option) == ("roomy", "-m 1536")
+
+
+def test_charts_of_a_run_begin_with_it_and_have_the_allocated_memory(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = site.world
+    world.do(world.services.workloads.stop_everything(ADMIN))
+    world.do(world.settle())
+    made = world.do(world.submit(actor=ANN, name="sliced", gpus={"count": 1, "fraction": 0.5}))
+    world.do(world.pass_time(300))
+    found = re.search(r'data-chart="(/ui/series/workload/[^"]*what=gpu_memory)"', site.get("/workloads/sliced").text)
+    assert found is not None
+    measured = Series(60, (world.clock.now() - 120, world.clock.now() - 60), {"gpu_memory_mib": (100.0, 200.0)})
+
+    async def replica_series(*_: object) -> Series:
+        return measured
+
+    monkeypatch.setattr(world.services.telemetry, "replica_series", replica_series)
+    document = site.get(unescape(found[1])).json()
+    assert document["until"] - document["since"] == pytest.approx(330, abs=5)
+    allocated = next(line for line in document["series"] if line["label"] == "allocated")
+    assert allocated["limit"]
+    (lease,) = world.do(world.services.workloads.leases_of(made))
+    assert allocated["values"] == [lease.shares[0].memory_mib] * 2

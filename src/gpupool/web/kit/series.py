@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -134,6 +135,13 @@ def measured_chart(series: Series, span: TimeRange, title: str, unit: str, colum
     lines = [ChartLine(label, column) for (_, label), column in zip(columns, thin, strict=True)]
     known = [line for line in lines if any(value is not None for value in line.values)]
     return Chart(title, unit, span, times, known, stepped=False, step_s=step_s)
+
+
+def with_limit(chart: Chart, limit: float) -> Chart:
+    """Return the chart with a line for what was allocated, unless that is 0."""
+    if not limit:
+        return chart
+    return replace(chart, lines=[*chart.lines, ChartLine("allocated", [limit] * len(chart.times), limit=True)])
 
 
 GPU = {

@@ -13,6 +13,7 @@ from gpupool.api.deps import Index, NodeName, Ref
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Actor
 from gpupool.domain.usage import GroupBy, UsageFilter
+from gpupool.domain.work.workload import Workload, holder_index
 from gpupool.services.pool import PoolServices
 from gpupool.web.deps import Services, Visitor
 from gpupool.web.headers import PAGE_HEADERS
@@ -123,4 +124,13 @@ async def workload(look: SeriesRequest, ref: Ref, what: Metric = "gpu", index: I
     draw = series.measured_chart_of(series.WORKLOAD, what)
     found = await look.services.workloads.get(look.visitor, ref)
     measured = await look.services.telemetry.replica_series(found.id, index, look.span.since, look.span.until)
-    return _answer(look.request, draw(measured, look.span))
+    chart = draw(measured, look.span)
+    if what == "gpu_memory":
+        chart = series.with_limit(chart, await _granted_memory_mib(look.services, found, index))
+    return _answer(look.request, chart)
+
+
+async def _granted_memory_mib(services: PoolServices, workload: Workload, index: int) -> int:
+    """Return the GPU memory of the latest lease of a replica; 0 without one."""
+    leases = [lease for lease in await services.workloads.leases_of(workload) if holder_index(lease.index) == index]
+    return sum(share.memory_mib for share in leases[-1].shares) if leases else 0

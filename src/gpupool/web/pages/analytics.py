@@ -135,7 +135,7 @@ def usage_columns(title: str, currency: str, link: str) -> tuple[Column[UsageLin
         Column(
             "idle", "Idle", lambda line: _hours(line.time.idle_s), ColumnKind.NUMBER, about="GPU hours held, unused"
         ),
-        Column("waste", "Idle", _idle_percent, ColumnKind.PERCENT, about="Share of the measured GPU time"),
+        Column("waste", "Idle share", _idle_percent, ColumnKind.PERCENT, about="Share of the measured GPU time"),
         Column("leases", "Leases", lambda line: line.time.leases, ColumnKind.NUMBER, about="Granted in this period"),
     )
     if not currency:
@@ -179,7 +179,7 @@ async def analytics(
     found = await analytics_page(services.analytics, span)
     currency = accounting.rates.currency
     projects = usage_columns("Project", currency, "/projects/")
-    users = usage_columns("User", currency, "/users/")
+    users = usage_columns("User", currency, "/workloads?user=")
     return page(
         request,
         visitor,

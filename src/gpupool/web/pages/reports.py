@@ -192,7 +192,7 @@ def rows(report: UsageReport) -> list[ReportLine]:
 
 LINKS = {
     GroupBy.PROJECT: "/projects/",
-    GroupBy.USER: "/users/",
+    GroupBy.USER: "/workloads?user=",  # the page of a user is for administrators only
     GroupBy.NODE: "/nodes/",
     GroupBy.WORKLOAD: "/workloads/",
 }

@@ -16,7 +16,7 @@ const HEIGHT = 230;
 const MIN_RELOAD_MS = 30_000;
 const MAX_RELOAD_MS = 600_000;
 const MAX_TABLE_ROWS = 600;
-const DURATIONS = [1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 432000, 864000];
+const DURATIONS = [0.1, 0.2, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400, 172800, 432000, 864000];
 /** Steps of an axis in units that are not decimal. */
 const STEPS = { s: DURATIONS, MiB: Array.from({ length: 31 }, (_, power) => 2 ** power) };
 const DASHES = [[], [7, 3], [2, 2], [10, 3, 2, 3], [4, 2], [12, 4], [1, 3], [6, 2, 1, 2]];
@@ -25,7 +25,6 @@ const CLOCK = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-d
 const DAY = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
 const MONTH = new Intl.DateTimeFormat(undefined, { month: 'short', year: 'numeric' });
 const NUMBER = new Intl.NumberFormat(undefined, { maximumFractionDigits: 2 });
-const COMPACT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1, notation: 'compact' });
 
 /** @type {Map<HTMLElement, Figure>} */
 const figures = new Map();
@@ -65,7 +64,12 @@ function shown(value, unit, format = NUMBER) {
 
 /** Format the values of an axis in the unit of the largest. */
 export function ticks(splits, unit) {
-  if (unit !== 'MiB') return splits.map((value) => shown(value, unit, COMPACT));
+  if (unit !== 'MiB') {
+    const step = splits.length > 1 ? Math.abs(splits[1] - splits[0]) : 1;
+    const digits = Math.min(4, Math.max(1, Math.ceil(-Math.log10(step || 1))));
+    const format = new Intl.NumberFormat(undefined, { maximumFractionDigits: digits, notation: 'compact' });
+    return splits.map((value) => shown(value, unit, format));
+  }
   const [size, word] = Math.max(...splits) >= 1024 ? [1024, 'GiB'] : [1, 'MiB'];
   return splits.map((value) => `${NUMBER.format(value / size)} ${word}`);
 }
@@ -202,7 +206,7 @@ class Figure {
       width: line.limit ? 1 : 2,
       dash: line.limit ? [3, 5] : DASHES[at % DASHES.length],
       fill: data.stacked && !line.limit ? `${colour.lines[at]}55` : undefined,
-      points: { show: data.times.length < 3 },
+      points: { show: line.values.filter((value) => value !== null).length < 3 },
       paths,
     }));
     const axis = { stroke: colour.text, grid: { stroke: colour.grid, width: 1 }, ticks: { stroke: colour.grid, width: 1 } };
@@ -210,7 +214,7 @@ class Figure {
       width: Math.max(200, this.area.clientWidth),
       height: HEIGHT,
       legend: { show: false },
-      scales: { x: { time: true, range: () => [data.since, data.until] }, y: { range: (_plot, _least, most) => [0, most > 0 ? most * 1.06 : 1] } },
+      scales: { x: { time: true, range: () => [data.since, data.until] }, y: { range: (_plot, _least, most) => [0, most > 0 ? Math.max(most * 1.06, data.unit === 's' ? 0.2 : 0) : 1] } },
       axes: [
         { ...axis, values: moments, space: 70 },
         {

@@ -28,7 +28,6 @@ from gpupool.services.pool import PoolServices
 from gpupool.services.ports.store import EventFilter
 from gpupool.services.workloads.service import restart_obstacle
 from gpupool.specs.fields.templates import as_text
-from gpupool.web.kit.ranges import RANGES
 from gpupool.web.pages.leases import is_extendable
 from gpupool.web.pages.queue import AheadRow, WaitReason, rows_ahead, wait_reasons
 from gpupool.web.pages.workload.timeline import Timeline, timeline
@@ -144,7 +143,7 @@ async def workload_page(
         chosen=chosen,
         host=await _host(services, actor, workload),
         measured=services.telemetry.latest_replica(chosen.key) if chosen.live else None,
-        chart_query=_chart_query(workload, chosen, now),
+        chart_query=_chart_query(workload, chosen),
         sent_back=sum(replica.interruptions for replica in replicas),
         lost_gpu_s=sum(replica.lost_gpu_s for replica in replicas),
         step=max((replica.step for replica in replicas if replica.step is not None), default=None),
@@ -154,16 +153,14 @@ async def workload_page(
     )
 
 
-def _chart_query(workload: Workload, chosen: ShownAttempt, now: float) -> str:
-    """Return the time range of the charts: the whole run of an ended workload, else a named range up to now."""
+def _chart_query(workload: Workload, chosen: ShownAttempt) -> str:
+    """Return the time range of the charts: from the start of the run to its end, or to now."""
     if workload.started_at is None:
         return ""
-    if workload.finished_at is not None:
-        since, until = workload.started_at - 30, max(workload.finished_at + 30, workload.started_at + 120)
-        return f"index={chosen.index}&since={since:.0f}&until={until:.0f}"
-    age = now - workload.started_at
-    name = next((name for name, seconds in RANGES.items() if age <= seconds), "1y")
-    return f"index={chosen.index}&range={name}"
+    query = f"index={chosen.index}&since={workload.started_at - 30:.0f}"
+    if workload.finished_at is None:
+        return query
+    return f"{query}&until={max(workload.finished_at + 30, workload.started_at + 120):.0f}"
 
 
 async def _host(services: PoolServices, actor: Actor, workload: Workload) -> str:
