@@ -48,9 +48,10 @@ def shared_web_pool() -> Iterator[WebPool]:
 
 @pytest.fixture
 def web_pool(shared_web_pool: WebPool) -> Iterator[WebPool]:
-    """Yield two free emulated GPUs of the shared pool; stop afterwards what a test leaves running."""
+    """Yield two free emulated GPUs of the shared pool; afterwards stop workloads and delete projects of the test."""
     yield shared_web_pool
     shared_web_pool.clear()
+    shared_web_pool.delete_projects()
 
 
 @pytest.fixture(scope="module")
