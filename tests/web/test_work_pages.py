@@ -58,6 +58,10 @@ def private(site: Site) -> Workload:
     return submit(site, actor=ANN, name="hers", command=["serve", SECRET], env={"KEY": SECRET}, workdir=f"/{SECRET}")
 
 
+def test_one_variable_is_not_plural(people: Site) -> None:
+    assert "Environment (1 variable)" in words(people.get(f"/workloads/{private(people).id}").text)
+
+
 # The queue
 
 
