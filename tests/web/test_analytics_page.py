@@ -112,6 +112,13 @@ def test_waiting_workloads_are_counted_at_each_moment(past: Site) -> None:
     assert (p50[0], p50[5], p50[6]) == (0.0, 900.0, None)
 
 
+def test_queue_and_free_gpus_of_a_day_are_drawn_up_to_its_end(past: Site) -> None:
+    day = f"since={BEGIN - 86400:.0f}&until={BEGIN + 400:.0f}"
+    assert lines(past, f"pool/queue?{day}")["queued workloads"][-1] == 1, "two waits since second 300"
+    document = past.get(f"/ui/series/pool/free?{day}").json()
+    assert document["times"][-1] == BEGIN + 400
+
+
 def test_free_rest_next_to_a_slice_is_fragmented(past: Site) -> None:
     free = lines(past, f"pool/free?{SPAN}")
     assert (free["in pieces"][1], free["whole"][1]) == (0.5, 0.0)

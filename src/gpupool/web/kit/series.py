@@ -11,6 +11,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.telemetry import Series
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.usage import ALL_USAGE, GpuTime, GroupBy, UsageFilter, UsageLine
+from gpupool.services.ports.usage import Moments
 from gpupool.services.usage.analytics import AnalyticsService, Edges
 from gpupool.web.kit.charts import Chart, ChartLine, downsample
 from gpupool.web.kit.ranges import TimeRange
@@ -91,12 +92,22 @@ def _filled(values: list[float | None]) -> list[float | None]:
 
 async def queue_length(analytics: AnalyticsService, span: TimeRange) -> Chart:
     """Return the number of workloads that waited for their first start."""
+    times: list[float] = []
+    waiting: list[float] = []
+    for moments in _moments_to_end(span):
+        times += moments.times()
+        waiting += await analytics.waiting(moments, span.cache_s)
+    line = ChartLine("queued workloads", waiting)
+    return Chart("Queue length", "", span, times, [line], stepped=False, note="No workload waited in this period.")
+
+
+def _moments_to_end(span: TimeRange) -> list[Moments]:
+    """Return the moments of a range and its end, which can be most of an hour or a day after the last moment."""
     moments = span.moments()
-    waiting = await analytics.waiting(moments, span.cache_s) if moments.count > 0 else ()
-    line = ChartLine("queued workloads", [float(count) for count in waiting])
-    return Chart(
-        "Queue length", "", span, moments.times(), [line], stepped=False, note="No workload waited in this period."
-    )
+    end = Moments(span.until, 1.0, 1)
+    if moments.count < 1:
+        return [end]
+    return [moments, end] if span.until > moments.last else [moments]
 
 
 async def waiting_time(analytics: AnalyticsService, span: TimeRange, scope: UsageFilter = ALL_USAGE) -> Chart:
@@ -113,15 +124,16 @@ async def waiting_time(analytics: AnalyticsService, span: TimeRange, scope: Usag
 
 async def free_gpus(analytics: AnalyticsService, span: TimeRange) -> Chart:
     """Return free GPUs: whole GPUs, and free parts of partly allocated GPUs."""
-    moments = span.moments()
-    if moments.count < 1:
-        return Chart("Free GPUs", "GPUs", span, (), ())
-    free = await analytics.free(moments, span.cache_s)
-    lines = [
-        ChartLine("in pieces", [permille / WHOLE_GPU for permille in free.pieces]),
-        ChartLine("whole", [permille / WHOLE_GPU for permille in free.whole]),
-    ]
-    return Chart("Free GPUs", "GPUs", span, moments.times(), lines, stepped=False, stacked=True)
+    times: list[float] = []
+    pieces: list[float] = []
+    whole: list[float] = []
+    for moments in _moments_to_end(span):
+        free = await analytics.free(moments, span.cache_s)
+        times += moments.times()
+        pieces += [permille / WHOLE_GPU for permille in free.pieces]
+        whole += [permille / WHOLE_GPU for permille in free.whole]
+    lines = [ChartLine("in pieces", pieces), ChartLine("whole", whole)]
+    return Chart("Free GPUs", "GPUs", span, times, lines, stepped=False, stacked=True)
 
 
 # What nodes measured
