@@ -87,3 +87,10 @@ def test_analytics_fit_a_phone(visit: Visit, web_pool: WebPool) -> None:
         "cards => cards.every(card => card.scrollWidth <= card.clientWidth)"
     )
     assert inside
+
+
+def test_workloads_fit_a_narrow_window(visit: Visit, full_pool: WebPool) -> None:
+    page = visit(width=1100, height=800)
+    page.goto("/workloads")
+    page.locator("#table-workloads time").first.wait_for()
+    assert page.locator("#table-workloads").evaluate("table => table.scrollWidth <= table.clientWidth")
