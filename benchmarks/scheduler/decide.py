@@ -6,7 +6,7 @@ nodes of eight GPUs and a synthetic mix. All work is training, of users of many 
 
 - loading the queue, and filling an empty cluster with jobs of one GPU;
 - on a full cluster, one decision after the end of one running replica (the usual case), and the cycles that this one
-  requests (eviction follows the allocation of free GPUs);
+  requests (eviction follows the allocation of free GPUs); one replica ends per second, and victims end after 30;
 - a decision without a change, after one submission, and (with DATA) after the submission of a gang of 80 GPUs that has
   no possible place (protected work holds all GPUs of large nodes);
 - reclaim of eight GPUs;
@@ -26,6 +26,7 @@ import platform
 import random
 import resource
 import sys
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ from gpupool.scheduling.values import Decisions, PendingReplica, ReplicaKey
 RESULTS = Path(__file__).parent.parent / "results"
 NOW = 1_000_000.0
 GPUS_PER_NODE = 8
+GRACE_S = 30.0  # from an eviction to the end of its victim
 MAX_CYCLES = 2000  # until no project is below its share: each evicts some tens of replicas
 NODES = "nodes/alibaba2026_10412_gpus.csv"
 PODS = "openb/openb_pod_list_default.csv"
@@ -195,12 +197,13 @@ def churn(size: Size) -> dict[str, dict[str, float]]:
     took = timed(lambda: counts.extend(_fair(scheduler, {r.key: r for r in waiting}, NOW + 1000)))
     table["until nobody is owed"] = {"total_ms": round(took[0], 1), "evictions": counts[1], "cycles": counts[2]}
     pause_full_collections()  # as the control plane does
-    ends = [_one_ends(scheduler, rng, NOW + 2000 + n) for n in range(size.rounds)]
+    victims = Victims(scheduler, {r.key: r for r in waiting})
+    ends = [_one_ends(scheduler, victims, rng, NOW + 2000 + n) for n in range(size.rounds)]
     table["one ends, decide"] = spread([times[0] for times in ends])
     table["one ends, what follows"] = spread([_sum(times[1:]) for times in ends])
     later = NOW + 2001 + size.rounds
     table["nothing free, decide"] = spread([timed(lambda: scheduler.decide(later)) for _ in range(size.rounds)])
-    comes = [_one_comes(scheduler, size, rng, later + n) for n in range(size.rounds)]
+    comes = [_one_comes(scheduler, victims, size, rng, later + n) for n in range(size.rounds)]
     table["one comes, decide"] = spread([times[0] for times in comes])
     table["one comes, what follows"] = spread([_sum(times[1:]) for times in comes])
     if len({len(node.report.gpus) for node in size.nodes}) > 1:  # among equal nodes it has a place
@@ -228,21 +231,50 @@ def _fair(scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica], now:
     raise SystemExit("the cluster does not come to rest")
 
 
-def _one_ends(scheduler: Scheduler, rng: random.Random, now: float) -> list[Times]:
+class Victims:
+    """The evicted replicas: each ends ``GRACE_S`` after its eviction, and then waits again."""
+
+    def __init__(self, scheduler: Scheduler, replicas: dict[ReplicaKey, PendingReplica]) -> None:
+        self._scheduler, self._replicas = scheduler, replicas
+        self._ending: deque[tuple[float, ReplicaKey]] = deque()
+
+    def note(self, decisions: Decisions, now: float) -> None:
+        """Remember the evicted replicas."""
+        self._ending += [(now + GRACE_S, eviction.key) for eviction in decisions.evictions]
+
+    def end(self, now: float) -> None:
+        """End those whose time has come."""
+        while self._ending and self._ending[0][0] <= now:
+            _, key = self._ending.popleft()
+            if key in self._scheduler.demand.running:  # it has not ended by itself
+                self._scheduler.apply(LeaseReleased(key))
+                if (evicted := self._replicas.get(key)) is not None:  # else it was submitted during the rounds
+                    self._scheduler.apply(PendingAdded(evicted, now))
+
+
+def _one_ends(scheduler: Scheduler, victims: Victims, rng: random.Random, now: float) -> list[Times]:
     key = rng.choice(list(scheduler.demand.running))
-    return _cycles(scheduler, LeaseReleased(key), now)
+    return _cycles(scheduler, victims, LeaseReleased(key), now)
 
 
-def _one_comes(scheduler: Scheduler, size: Size, rng: random.Random, now: float) -> list[Times]:
-    return _cycles(scheduler, PendingAdded(_drawn(size, rng, round(now * 10)), now), now)
+def _one_comes(scheduler: Scheduler, victims: Victims, size: Size, rng: random.Random, now: float) -> list[Times]:
+    return _cycles(scheduler, victims, PendingAdded(_drawn(size, rng, round(now * 10)), now), now)
 
 
-def _cycles(scheduler: Scheduler, event: Event, now: float) -> list[Times]:
-    """Measure an event with its cycle, then each cycle that this one requested."""
+def _cycles(scheduler: Scheduler, victims: Victims, event: Event, now: float) -> list[Times]:
+    """Measure an event and the ends of victims with the cycle, then each cycle that this one requested."""
     decided: list[Decisions] = []
-    took = [timed(lambda: (scheduler.apply(event), decided.append(scheduler.decide(now))))]
+
+    def first() -> None:
+        victims.end(now)
+        scheduler.apply(event)
+        decided.append(scheduler.decide(now))
+
+    took = [timed(first)]
     while decided[-1].more:
         took.append(timed(lambda: decided.append(scheduler.decide(now))))
+    for decisions in decided:
+        victims.note(decisions, now)
     return took
 
 
@@ -294,14 +326,14 @@ def flood(size: Size, count: int) -> dict[str, dict[str, float]]:
     scheduler.apply_all(PendingAdded(r, NOW) for r in waiting)
     settle(scheduler, NOW + 1)
     pause_full_collections()
-    rounds = min(size.rounds, 20)
-    before = [_one_ends(scheduler, rng, NOW + 2000 + n)[0] for n in range(rounds)]
+    rounds, victims = min(size.rounds, 20), Victims(scheduler, {r.key: r for r in waiting})
+    before = [_one_ends(scheduler, victims, rng, NOW + 2000 + n)[0] for n in range(rounds)]
     jobs = (
         replace(replica(10**7 + n, GpuRequest(1), "project0", cpus=1 + n / 1000), user="flood") for n in range(count)
     )
     scheduler.apply_all(PendingAdded(job, NOW + 3000) for job in jobs)
     settle(scheduler, NOW + 3001)
-    after = [_one_ends(scheduler, rng, NOW + 4000 + n)[0] for n in range(rounds)]
+    after = [_one_ends(scheduler, victims, rng, NOW + 4000 + n)[0] for n in range(rounds)]
     return {
         "one ends, no flood": spread(before),
         "one ends, flood": spread(after) | {"requests": count},
