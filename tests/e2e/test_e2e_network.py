@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from hashlib import sha256
@@ -13,6 +14,7 @@ import pytest
 from e2e_pool import RealPool, Terminal, eventually, fresh_pool
 
 from free_ports import free_port
+from gpupool.cli.fast.waiting import RECONNECT_TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +88,12 @@ def test_missing_token_is_refused(served: tuple[RealPool, dict[str, str]], token
 def test_untrusted_certificate_is_refused(served: tuple[RealPool, dict[str, str]]) -> None:
     pool, away = served
     strange = {k: v for k, v in away.items() if k != "GPUPOOL_CA"}
-    done = pool("ps", env=strange, ok=False)
-    assert done.returncode == 125
-    assert b"certificate" in done.stderr.lower()
+    for command in (("ps",), ("run", "--", "true")):
+        begun = time.monotonic()
+        done = pool(*command, env=strange, ok=False)
+        assert done.returncode == 125
+        assert b"certificate is not trusted" in done.stderr
+        assert time.monotonic() - begun < RECONNECT_TIMEOUT_S / 2, "it does not wait for a pool that answers"
 
 
 def test_revoked_token_is_refused(served: tuple[RealPool, dict[str, str]]) -> None:

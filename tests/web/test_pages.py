@@ -17,7 +17,7 @@ from web_harness import Site, words
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.web.deps import SentForm, Visitor
-from gpupool.web.kit.filters import gpus, number, percent, shape, size, tone
+from gpupool.web.kit.filters import gpus, number, percent, shape, size, tone, with_code
 from gpupool.web.kit.response_cache import MAX_AGE_S, ResponseCache
 from gpupool.web.rendering import back_to, environment, page
 
@@ -208,6 +208,8 @@ def test_shared_content_is_computed_once_a_second() -> None:
         (tone("RUNNING"), "good"),
         (tone("unheard-of"), "off"),
         (shape("failed"), "✕"),
+        (with_code("See `gpupool why <job>`."), "See <code>gpupool why &lt;job&gt;</code>."),
+        (with_code("one ` alone"), "one ` alone"),
     ],
 )
 def test_values_are_formatted(shown: str, expected: str) -> None:

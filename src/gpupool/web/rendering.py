@@ -2,7 +2,7 @@
 
 Every template has: ``visitor`` (Actor), ``title``, ``path``, ``nav``, ``may(role)``, ``asset(name)``, ``form_token()``,
 ``live`` (only ``<main>`` is wanted), ``notice``, ``parts`` (the macros of parts.html) and the filters ``duration``,
-``gpus``, ``memory``, ``size``, ``percent``, ``number``, ``iso``, ``word``, ``tone`` and ``shape``.
+``gpus``, ``memory``, ``size``, ``percent``, ``number``, ``iso``, ``word``, ``tone``, ``shape`` and ``with_code``.
 """
 
 from __future__ import annotations
@@ -229,6 +229,7 @@ def environment() -> jinja2.Environment:
         "word": filters.word,
         "tone": filters.tone,
         "shape": filters.shape,
+        "with_code": filters.with_code,
     }
     env.globals |= {"asset": assets().url, "form_token": _token.get, "rows": rows}
     env.globals["parts"] = env.get_template("parts.html").module

@@ -53,7 +53,8 @@ class RetryingClient:
         this machine that starts is waited for as long as it makes progress.
         ``finish``: a signal does not abandon the request but is stored in ``interrupted``, because the answer is needed
         to undo it.
-        Raises ``Interrupted``, ``GpupoolError``: POOL_UNREACHABLE, POOL_START_FAILED.
+        Raises ``Interrupted``; ``GpupoolError`` (POOL_UNREACHABLE, POOL_START_FAILED); ``OSError`` if the certificate
+        is not trusted.
         """
         failing_since: dict[bool, float] = {}  # a standby may have been starting for longer than one is waited for
         self._watch = None
@@ -62,6 +63,8 @@ class RetryingClient:
             try:
                 answer = self._exchange(self._transport.open(method, target, body), finish=finish)
             except OSError as error:
+                if type(error).__name__ == "SSLCertVerificationError":  # ``ssl`` is not imported here: it takes long
+                    raise
                 broken = error
             code = answer.error_code if answer is not None else "POOL_UNREACHABLE"
             retry_timeout_s, now = self._retry_timeout_s(code), monotonic()
@@ -72,7 +75,7 @@ class RetryingClient:
                 self.pause(RATE_LIMIT_DELAY_S if code == "RATE_LIMITED" else RETRY_DELAY_S)
                 continue
             if answer is None:
-                raise _unreachable() from broken
+                raise _unreachable(broken) from broken
             self._has_succeeded = self._has_succeeded or not retry_timeout_s
             return answer
 
@@ -133,11 +136,12 @@ class RetryingClient:
             raise Interrupted(self.interrupted)
 
 
-def _unreachable() -> Exception:
+def _unreachable(broken: OSError | None) -> Exception:
     from gpupool.domain.errors import ErrorCode, GpupoolError
 
+    reason = "" if broken is None else f" ({broken.strerror or broken})"
     return GpupoolError(
         ErrorCode.POOL_UNREACHABLE,
-        f"The pool has not answered for {RECONNECT_TIMEOUT_S:.0f} seconds.",
+        f"The pool has not answered for {RECONNECT_TIMEOUT_S:.0f} seconds{reason}.",
         "See 'gpupool status' and 'gpupool doctor'.",
     )

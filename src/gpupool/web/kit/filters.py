@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from gpupool.domain.units import format_mib, format_permille
 
 COLOURS = 8  # of owners; after that they repeat
+_COMMAND = re.compile("`([^`]+)`")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 # Colour and symbol of each state, so that colour is never the only sign. CSS classes are ``state-<tone>``.
@@ -55,6 +59,11 @@ def tone(value: Any) -> str:
 def shape(value: Any) -> str:
     """Return the symbol of a state."""
     return _TONES.get(word(value).lower(), ("off", "○"))[1]
+
+
+def with_code(text: str) -> Markup:
+    """Escape a text, and mark commands between backticks as code."""
+    return Markup(_COMMAND.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
 
 
 def number(value: float) -> str:
