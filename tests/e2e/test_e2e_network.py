@@ -88,7 +88,7 @@ def test_missing_token_is_refused(served: tuple[RealPool, dict[str, str]], token
 def test_untrusted_certificate_is_refused(served: tuple[RealPool, dict[str, str]]) -> None:
     pool, away = served
     strange = {k: v for k, v in away.items() if k != "GPUPOOL_CA"}
-    for command in (("ps",), ("run", "--", "true")):
+    for command in (("ps",), ("run", "--", "true"), ("run", "-w", "/", "--", "true")):
         begun = time.monotonic()
         done = pool(*command, env=strange, ok=False)
         assert done.returncode == 125

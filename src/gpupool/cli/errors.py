@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from gpupool.client.transport.http import is_untrusted, untrusted_error
 from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
 
 DEBUG_VARIABLE = "GPUPOOL_DEBUG"
@@ -56,12 +57,8 @@ def unreachable_error(reason: str = "") -> GpupoolError:
 
 def connection_error(error: OSError) -> GpupoolError:
     """Return the error for a failed connection to the pool."""
-    if type(error).__name__ == "SSLCertVerificationError":
-        return GpupoolError(
-            ErrorCode.POOL_UNREACHABLE,
-            "The pool's certificate is not trusted here.",
-            "Copy <state>/tls/cert.pem from the pool's machine and set GPUPOOL_CA to the path of the copy.",
-        )
+    if is_untrusted(error):
+        return untrusted_error()
     return unreachable_error(error.strerror or str(error))
 
 

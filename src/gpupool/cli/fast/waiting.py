@@ -6,7 +6,7 @@ import select
 from time import monotonic
 
 from gpupool.cli.fast.signals import TERMINATING
-from gpupool.client.transport.http import RATE_LIMIT_DELAY_S
+from gpupool.client.transport.http import RATE_LIMIT_DELAY_S, is_untrusted, untrusted_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ class RetryingClient:
         this machine that starts is waited for as long as it makes progress.
         ``finish``: a signal does not abandon the request but is stored in ``interrupted``, because the answer is needed
         to undo it.
-        Raises ``Interrupted``; ``GpupoolError`` (POOL_UNREACHABLE, POOL_START_FAILED); ``OSError`` if the certificate
-        is not trusted.
+        Raises ``Interrupted``, ``GpupoolError``: POOL_UNREACHABLE, POOL_START_FAILED.
         """
         failing_since: dict[bool, float] = {}  # a standby may have been starting for longer than one is waited for
         self._watch = None
@@ -63,8 +62,8 @@ class RetryingClient:
             try:
                 answer = self._exchange(self._transport.open(method, target, body), finish=finish)
             except OSError as error:
-                if type(error).__name__ == "SSLCertVerificationError":  # ``ssl`` is not imported here: it takes long
-                    raise
+                if is_untrusted(error):
+                    raise untrusted_error() from error
                 broken = error
             code = answer.error_code if answer is not None else "POOL_UNREACHABLE"
             retry_timeout_s, now = self._retry_timeout_s(code), monotonic()

@@ -15,7 +15,13 @@ from typing import Any, Protocol
 
 from gpupool.blobs.ignore import IGNORE_FILE
 from gpupool.blobs.scan import Known, Scan, scan
-from gpupool.client.transport.http import SERVICE_UNAVAILABLE, Answer, error_of_answer
+from gpupool.client.transport.http import (
+    SERVICE_UNAVAILABLE,
+    Answer,
+    error_of_answer,
+    is_untrusted,
+    untrusted_error,
+)
 from gpupool.client.transport.requests import ask
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.work.program.file_tree import FileTree, printable_path
@@ -198,6 +204,8 @@ class Uploader:
             try:
                 answer = self._ask_once(method, target, body)
             except OSError as error:
+                if is_untrusted(error):
+                    raise untrusted_error() from error
                 interrupted = GpupoolError(
                     ErrorCode.POOL_UNREACHABLE, f"Upload interrupted: {error}.", "Run the command again to resume."
                 )

@@ -25,7 +25,7 @@ from gpupool.client.transport.failover import (
     enable_keepalive,
     is_standby_answer,
 )
-from gpupool.client.transport.http import RATE_LIMIT_DELAY_S, Answer, error_of_answer, with_query
+from gpupool.client.transport.http import RATE_LIMIT_DELAY_S, Answer, error_of_answer, is_untrusted, with_query
 from gpupool.client.transport.requests import (
     OCTETS,
     StreamEvent,
@@ -230,7 +230,7 @@ class PoolConnection:
                     connection.close()
                 # without a connection, or with an answer from a standby, the request was not executed
                 repeatable = call.repeatable or connection is None or isinstance(error, NotLeading)
-                if repeatable and (self._switch_head(endpoint) or timer.wait()):
+                if repeatable and self._reconnect(error, endpoint, timer):
                     continue
                 raise self._unreachable(error) from error
             self._give_back(connection)
@@ -242,6 +242,10 @@ class PoolConnection:
             again = problem.code in _NOT_EXECUTED or self._may_ask_again(call, response)
             if not (again and self._wait_to_retry(problem, endpoint, timer)):
                 raise problem
+
+    def _reconnect(self, error: Exception, endpoint: Endpoint, timer: RetryTimer) -> bool:
+        """Find the leader, or wait before a new connection; return False when that does not help."""
+        return self._switch_head(endpoint) or (not is_untrusted(error) and timer.wait())
 
     def _may_ask_again(self, call: ApiCall, response: http.client.HTTPResponse) -> bool:
         """Return whether the request can be repeated, or the server did not start it."""
@@ -275,7 +279,7 @@ class PoolConnection:
                         if message.event == "end":
                             return
             except _BROKEN as error:
-                if not (self._switch_head(endpoint) or timer.wait()):
+                if not self._reconnect(error, endpoint, timer):
                     raise self._unreachable(error) from error
             except GpupoolError as error:
                 if not self._wait_to_retry(error, endpoint, timer, reopens=opened):

@@ -164,6 +164,25 @@ def error_of_answer(answer: Answer) -> GpupoolError:
     return GpupoolError(code, message, "Check that the address is that of a pool.")
 
 
+def is_untrusted(error: Exception) -> bool:
+    """Return whether the certificate of a server is not trusted here: a retry does not help.
+
+    By name: ``ssl`` takes long to import.
+    """
+    return type(error).__name__ == "SSLCertVerificationError"
+
+
+def untrusted_error() -> GpupoolError:
+    """Return the error for a certificate that is not trusted here."""
+    from gpupool.domain.errors import ErrorCode, GpupoolError
+
+    return GpupoolError(
+        ErrorCode.POOL_UNREACHABLE,
+        "The pool's certificate is not trusted here.",
+        "Copy <state>/tls/cert.pem from the pool's machine and set GPUPOOL_CA to the path of the copy.",
+    )
+
+
 def with_query(path: str, query: Mapping[str, Any] | None) -> str:
     """Return a target; values of None and empty lists are left out, lists are repeated."""
     from urllib.parse import urlencode
