@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gpupool.domain.ids import WorkloadId
 from gpupool.domain.people.access import Actor, Role
 from gpupool.domain.units import format_duration
 from gpupool.domain.work.ending import Ending, ending_of, retrying
@@ -22,7 +21,7 @@ from gpupool.services.ports.store import WorkloadFilter
 from gpupool.web.deps import Services, Visitor
 from gpupool.web.kit.labels import gpus_text
 from gpupool.web.pages.leases import LeaseRow, lease_rows
-from gpupool.web.pages.queue import WaitReason, cached_queue_page, wait_reasons
+from gpupool.web.pages.queue import QueuePage, WaitReason, cached_queue_page, wait_reasons
 from gpupool.web.rendering import page
 
 MAX_ROWS = 25  # of each list; the rest is a link away
@@ -111,8 +110,10 @@ def views_of(actor: Actor) -> tuple[HomeView, ...]:
             return (HomeView.POOL,)
 
 
-async def home_of(services: PoolServices, actor: Actor, view: HomeView, ranks: Mapping[WorkloadId, int]) -> Home:
-    """Return the work of one view; ``ranks`` are the positions in the queue of the pool."""
+async def home_of(
+    services: PoolServices, actor: Actor, view: HomeView, queue: Callable[[], Awaitable[QueuePage]]
+) -> Home:
+    """Return the work of one view; ``queue`` returns the queue of the pool, which is read only if the order matters."""
     now = services.workloads.now()
     scopes = _scopes(services, actor, view)
     live = [work for scope in scopes for work in await services.workloads.list(actor, _live(scope))]
@@ -120,9 +121,10 @@ async def home_of(services: PoolServices, actor: Actor, view: HomeView, ranks: M
     idle = sorted((row for row in leases if row.idle_s >= IDLE_AFTER_S), key=lambda row: -row.idle_s)
     idle_of = {row.workload: row.idle_s for row in idle}
     running = [work for work in live if work.state in RUNS]
-    waiting = sorted(
-        (work for work in live if work.state in WAITS), key=lambda work: ranks.get(work.id, len(ranks) + 1)
-    )
+    waiting = [work for work in live if work.state in WAITS]
+    if len(waiting) > 1:
+        ranks = {row.id: row.rank for row in (await queue()).rows if row.rank is not None}
+        waiting.sort(key=lambda work: ranks.get(work.id, len(ranks) + 1))
     failed = [work for scope in scopes for work in await _failed(services, actor, scope, now)]
     why = await wait_reasons(services, actor, [work.id for work in waiting[:MAX_ROWS]])
     return Home(
@@ -206,14 +208,12 @@ async def home(request: Request, services: Services, visitor: Visitor, view: Hom
     """Show running, waiting, failed and idle work; ``view`` chooses whose, as far as the role allows it."""
     views = views_of(visitor)
     chosen = view if view in views else views[0]
-    queue = await cached_queue_page(request, services)
-    ranks = {row.id: row.rank for row in queue.rows if row.rank is not None}
     return page(
         request,
         visitor,
         "home.html",
         title="Home",
-        home=await home_of(services, visitor, chosen, ranks),
+        home=await home_of(services, visitor, chosen, lambda: cached_queue_page(request, services)),
         view=chosen,
         views=views,
     )
