@@ -189,7 +189,9 @@ class Node:
         assert self.process is not None
         assert self.process.poll() is None, (self.root / "agent.log").read_text()
         with contextlib.suppress(OSError):
-            return Caller(self.run / "agent.sock")
+            caller = Caller(self.run / "agent.sock")
+            caller.ask("list")  # a helper that a killed agent was just starting may still have its socket
+            return caller
         return None
 
     def down(self, signum: int = signal.SIGTERM) -> int:
