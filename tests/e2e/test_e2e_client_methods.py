@@ -26,7 +26,8 @@ def is_deleted(client: Client, service: str) -> bool:
     try:
         client.delete_service(service)
     except GpupoolError as error:
-        assert error.code is ErrorCode.WRONG_STATE
+        if error.code is not ErrorCode.WRONG_STATE:
+            raise
         return False
     return True
 
