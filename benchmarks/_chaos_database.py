@@ -24,7 +24,7 @@ from databases import PostgresServer
 
 from _chaos_kill import Killer
 from _chaos_mix import Mix
-from _common import Api, Pool, RefusedError, children_of, start_ticks, until
+from _common import Api, Pool, RefusedError, until
 from gpupool.client.discovery import Location
 from gpupool.daemon.local_api import health
 
@@ -86,12 +86,8 @@ class Server(PostgresServer):
 
     def freeze(self, *, still: bool) -> None:
         """Stop all its processes, or continue them."""
-        if self.process is None or self.process.poll() is not None:
-            return
         self.frozen = still
-        for pid in (self.process.pid, *children_of(self.process.pid)):
-            if start_ticks(pid) is not None:
-                os.kill(pid, signal.SIGSTOP if still else signal.SIGCONT)
+        self.signal_all(signal.SIGSTOP if still else signal.SIGCONT)
 
     def end(self) -> None:
         """Stop the server; its folder stays."""

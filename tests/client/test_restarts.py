@@ -14,8 +14,9 @@ from node_harness import eventually
 
 from gpupool import Client
 from gpupool.api.schemas.work.workloads import WorkloadView
-from gpupool.client.transport.connection import ApiCall, PoolConnection, RetryTimer
+from gpupool.client.transport.connection import ApiCall, PoolConnection
 from gpupool.client.transport.endpoint import UnixEndpoint
+from gpupool.client.transport.retries import RetryTimer
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 Answer = Callable[[socket.socket], None]

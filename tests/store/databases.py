@@ -43,16 +43,6 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def send(signum: int, pids: list[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signum)
-
-
 @dataclass
 class PostgresServer:
     """A server in a folder; it must not run as root, which PostgreSQL refuses."""
@@ -122,13 +112,20 @@ class PostgresServer:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Stop all its processes for a while: connections are accepted by the kernel, and nothing is answered."""
-        assert self.process is not None
-        pids = [self.process.pid, *children_of(self.process.pid)]
-        send(signal.SIGSTOP, pids)
+        self.signal_all(signal.SIGSTOP)
         try:
             yield
         finally:
-            send(signal.SIGCONT, pids)
+            self.signal_all(signal.SIGCONT)
+
+    def signal_all(self, signum: int) -> None:
+        """Send a signal to the server and its sessions, if it runs."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        pid = self.process.pid
+        for each in (pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signum)
 
     def url(self, database: str) -> str:
         return f"postgresql://{ROLE}@{self.address}:{self.port}/{database}"

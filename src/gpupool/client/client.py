@@ -34,8 +34,9 @@ from gpupool.client.job import Job, JobFailed, Lease
 from gpupool.client.options import ApplyOptions, Command, SubmitOptions, build_request
 from gpupool.client.services import Services
 from gpupool.client.transport.attach import Attachment, attach
-from gpupool.client.transport.connection import DEFAULT_RETRY_S, ApiCall, PoolConnection
+from gpupool.client.transport.connection import ApiCall, PoolConnection
 from gpupool.client.transport.endpoint import UnixEndpoint, resolve_endpoint
+from gpupool.client.transport.retries import RETRY_TIMEOUT_S
 from gpupool.client.workspaces import Workspaces
 from gpupool.domain.protocol.log_records import LogChunk
 from gpupool.domain.work.workload import ReplicaState, WorkloadKind, WorkloadState
@@ -64,7 +65,7 @@ class Client(Administration, Services, Workspaces):
         token: str | None = None,
         ca_file: str | os.PathLike[str] | None = None,
         fingerprint: str | None = None,
-        retry_s: float = DEFAULT_RETRY_S,
+        retry_s: float = RETRY_TIMEOUT_S,
     ) -> None:
         endpoint = resolve_endpoint(socket_path, url=url, token=token, ca_file=ca_file, fingerprint=fingerprint)
         self._connection = PoolConnection(endpoint, retry_s)

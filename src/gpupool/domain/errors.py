@@ -115,6 +115,9 @@ HTTP_STATUS: dict[ErrorCode, int] = {
     ErrorCode.INTERNAL: 500,
 }
 
+# The codes of a control plane that does not lead, or does not lead yet.
+NO_LEADER_CODES = frozenset({ErrorCode.NOT_LEADING, ErrorCode.POOL_STARTING})
+
 # Exit statuses that the command line itself uses, not the job's (125 as in `docker run` and `timeout`).
 EXIT_POOL_ERROR = 125
 EXIT_NOT_EXECUTABLE = 126

@@ -7,6 +7,7 @@ from time import monotonic
 
 from gpupool.cli.fast.signals import TERMINATING
 from gpupool.client.transport.http import RATE_LIMIT_DELAY_S, is_untrusted, untrusted_error
+from gpupool.client.transport.retries import RETRY_TIMEOUT_S, STANDBY_TIMEOUT_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from gpupool.client.transport.http import Answer
     from gpupool.daemon.process.progress import StartWatch
 
-RECONNECT_TIMEOUT_S = 30.0  # for a pool that cannot be watched, or its database
-STANDBY_TIMEOUT_S = 5.0  # for a standby that never answered: another head leads
+RECONNECT_TIMEOUT_S = RETRY_TIMEOUT_S  # for a pool that cannot be watched, or its database
 STARTING_CODES = frozenset({"POOL_UNREACHABLE", "POOL_STARTING"})
 TEMPORARY_CODES = STARTING_CODES | {"DATABASE_UNREACHABLE", "OVERLOADED", "RATE_LIMITED"}
 RETRY_DELAY_S = 0.2
@@ -55,7 +55,7 @@ class RetryingClient:
         to undo it.
         Raises ``Interrupted``, ``GpupoolError``: POOL_UNREACHABLE, POOL_START_FAILED.
         """
-        failing_since: dict[bool, float] = {}  # a standby may have been starting for longer than one is waited for
+        failing_since: dict[bool, float] = {}  # by whether it is a standby: it may have been starting before
         self._watch = None
         while True:
             answer, broken = None, None

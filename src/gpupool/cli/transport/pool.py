@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from gpupool.cli.errors import connection_error
 from gpupool.cli.transport.local import find_transport
 from gpupool.client.transport.http import RATE_LIMIT_DELAY_S, error_of_answer, with_query
-from gpupool.client.transport.retry_leader import retry_on_leader
+from gpupool.client.transport.retries import RETRY_TIMEOUT_S, RetryTimer, retry_on_leader
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
 if TYPE_CHECKING:
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 Query = Mapping[str, Any]
 PAGE = 1000
 NEW_QUERIES = ("summary", "reasons")  # of lists of workloads; older pools refuse them
-MAX_RATE_LIMIT_TRIES = 10  # for a request that exceeds the rate limit
-START_TIMEOUT_S = 30.0  # for a control plane that answers, and does not know yet whether it leads
-STANDBY_TIMEOUT_S = 5.0  # for one that was starting: the leader may be the process that it replaces
-START_POLL_S = 0.2
 STREAM_SILENCE_TIMEOUT_S = 60.0  # the pool sends at least a comment every 15 s
 SUGGESTIONS = {
     ErrorCode.UNKNOWN_WORKLOAD: ("workloads", {"all": True, "limit": PAGE}),
@@ -141,21 +136,20 @@ class PoolClient:
     def _call(
         self, method: str, path: str, body: object = None, query: Query | None = None, timeout_s: float = 30.0
     ) -> Any:
-        retries = _Retries()
+        timer = RetryTimer(RETRY_TIMEOUT_S)
         while True:
             try:
                 answer = self.transport.call(method, api_path(path, query), body, timeout_s)
             except OSError as error:
-                if not retries.after(error):
-                    raise connection_error(error) from error
-                sleep(START_POLL_S)
-                continue
+                # A control plane that starts closes its socket before it leads; nothing was sent.
+                closed = timer.waited and isinstance(error, ConnectionRefusedError | FileNotFoundError)
+                if closed and timer.wait():
+                    continue
+                raise connection_error(error) from error
             if answer.ok:
                 return answer.body
-            delay_s = retries.delay_s(answer.error_code)
-            if delay_s is None:
+            if not _wait_to_retry(answer.error_code, timer):
                 raise self._add_suggestion(error_of_answer(answer), path)
-            sleep(delay_s)
 
     def _add_suggestion(self, error: Exception, path: str) -> Exception:
         """Replace the hint of an error for an unknown name by similar names."""
@@ -175,31 +169,13 @@ class PoolClient:
         return GpupoolError(error.code, error.message, f"Did you mean {nearby}?")
 
 
-class _Retries:
-    """Decides whether a request is sent again. The pool has not executed those that are."""
-
-    def __init__(self) -> None:
-        self._limited = 0
-        self._since: dict[str, float] = {}  # the first answer with a code
-
-    def after(self, error: OSError) -> bool:
-        """Return whether to retry after this error: a control plane that starts closes its socket before it leads."""
-        not_sent = isinstance(error, ConnectionRefusedError | FileNotFoundError)
-        return not_sent and bool(self._since) and self.delay_s(ErrorCode.POOL_STARTING) is not None
-
-    def delay_s(self, code: str) -> float | None:
-        """Return how long to wait after an answer with this error code; None to accept the answer."""
-        if code == ErrorCode.RATE_LIMITED:
-            self._limited += 1
-            return RATE_LIMIT_DELAY_S if self._limited < MAX_RATE_LIMIT_TRIES else None
-        if code == ErrorCode.POOL_STARTING:
-            limit_s = START_TIMEOUT_S
-        elif code == ErrorCode.NOT_LEADING and self._since:
-            limit_s = STANDBY_TIMEOUT_S
-        else:
-            return None
-        now = monotonic()
-        return START_POLL_S if now - self._since.setdefault(code, now) < limit_s else None
+def _wait_to_retry(code: str, timer: RetryTimer) -> bool:
+    """Wait after an answer with this error code if the pool has not executed the request; return whether it did."""
+    if code == ErrorCode.RATE_LIMITED:
+        return timer.wait(RATE_LIMIT_DELAY_S)
+    if code == ErrorCode.POOL_STARTING:
+        return timer.wait()
+    return code == ErrorCode.NOT_LEADING and timer.wait_for_leader()
 
 
 def open_pool(*, start: bool = False) -> PoolClient:

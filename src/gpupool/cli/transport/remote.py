@@ -15,7 +15,7 @@ from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.client.transport.failover import HeadConnection, HeadSelector, enable_keepalive
 from gpupool.client.transport.http import REATTACH_TIMEOUT_S, Answer
 from gpupool.client.transport.requests import ask
-from gpupool.client.transport.retry_leader import retry_on_leader
+from gpupool.client.transport.retries import retry_on_leader
 from gpupool.domain.errors import GpupoolError
 
 CONNECT_TIMEOUT_S = 15.0

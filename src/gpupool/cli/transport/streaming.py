@@ -17,7 +17,7 @@ from gpupool.cli.output import out_style, show, write_out
 from gpupool.cli.render.line_filter import Line, LineFilter
 from gpupool.cli.render.workloads import event_line
 from gpupool.cli.transport.pool import PoolClient, Query
-from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.errors import NO_LEADER_CODES, ErrorCode, GpupoolError
 from gpupool.domain.protocol.log_records import LogBatch, LogDecoder
 
 if TYPE_CHECKING:
@@ -25,14 +25,8 @@ if TYPE_CHECKING:
 
 RECONNECT_TIMEOUT_S = 60.0
 RETRY_DELAY_S = 0.5
-LOST_STREAM_CODES = frozenset(  # after a stream was open: another control plane is about to serve it
-    {
-        ErrorCode.NODE_UNREACHABLE,  # a new control plane may not have contacted the node yet
-        ErrorCode.POOL_STARTING,
-        ErrorCode.NOT_LEADING,
-        ErrorCode.DATABASE_UNREACHABLE,
-    }
-)
+# After a stream was open: another control plane is about to serve it. It may not have contacted the node yet.
+LOST_STREAM_CODES = NO_LEADER_CODES | {ErrorCode.NODE_UNREACHABLE, ErrorCode.DATABASE_UNREACHABLE}
 STABLE_STREAM_S = 90.0  # a stream that lasted this long resets the retry timeout
 
 

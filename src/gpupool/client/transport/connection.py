@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import random
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -36,25 +34,21 @@ from gpupool.client.transport.requests import (
     read_events,
     read_octets,
 )
-from gpupool.client.transport.retry_leader import NotLeading
-from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.client.transport.retries import RETRY_TIMEOUT_S, NotLeading, RetryTimer
+from gpupool.domain.errors import NO_LEADER_CODES, ErrorCode, GpupoolError
 from gpupool.domain.protocol.log_records import LogBatch, LogDecoder
 
-DEFAULT_RETRY_S = 30.0
 MAX_BODY_BYTES = 8 * 1024 * 1024
 _CONNECT_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 90.0  # the server answers each wait within 60 s
 _SILENCE_TIMEOUT_S = 45.0  # a live stream sends at least a comment every 15 s
-_FIRST_PAUSE_S = 0.05
-_MAX_PAUSE_S = 1.0
-_STANDBY_RETRY_S = 5.0  # for a standby that never led; its leader may be the process that it replaces
 MAX_IDLE_CONNECTIONS = 8
 _BROKEN = (OSError, http.client.HTTPException)
 _TEMPORARY = frozenset(
     {ErrorCode.POOL_UNREACHABLE, ErrorCode.POOL_STARTING, ErrorCode.DATABASE_UNREACHABLE, ErrorCode.OVERLOADED}
 )
 _NOT_EXECUTED = frozenset({ErrorCode.RATE_LIMITED, ErrorCode.POOL_STARTING})
-_TRY_OTHER_HEAD = frozenset({ErrorCode.POOL_UNREACHABLE, ErrorCode.POOL_STARTING, ErrorCode.NOT_LEADING})
+_TRY_OTHER_HEAD = NO_LEADER_CODES | {ErrorCode.POOL_UNREACHABLE}
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -72,43 +66,10 @@ class ApiCall:
     repeatable: bool = False
 
 
-class RetryTimer:
-    """Decides how long to retry requests to a control plane that does not answer: it may be restarting."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._deadline = time.monotonic() + limit_s
-        self._pause_s = _FIRST_PAUSE_S
-        self._extended = False
-        self._standby_deadline: float | None = None
-
-    def extend(self) -> None:
-        """Restart with twice the time, once only: a new control plane may not have contacted a node yet."""
-        if not self._extended:
-            self._extended, self._deadline = True, time.monotonic() + 2 * self._limit_s
-
-    def wait_for_leader(self) -> bool:
-        """Wait for a standby, only if it was starting or unreachable before; return False when its time is used up."""
-        if self._pause_s == _FIRST_PAUSE_S:
-            return False
-        now = time.monotonic()
-        self._standby_deadline = self._standby_deadline or min(self._deadline, now + _STANDBY_RETRY_S)
-        return now < self._standby_deadline and self.wait()
-
-    def wait(self, min_s: float = 0.0) -> bool:
-        """Sleep, longer each time and at least ``min_s``; return False at once when the time is used up."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            return False
-        time.sleep(min(left, min_s + self._pause_s * random.uniform(0.5, 1.0)))  # noqa: S311 - spreads clients; not a secret
-        self._pause_s = min(self._pause_s * 2, _MAX_PAUSE_S)
-        return True
-
-
 class PoolConnection:
     """The HTTP API of a pool, safe to use from several threads. Of several known heads it uses the leader."""
 
-    def __init__(self, endpoint: Endpoint, retry_s: float = DEFAULT_RETRY_S) -> None:
+    def __init__(self, endpoint: Endpoint, retry_s: float = RETRY_TIMEOUT_S) -> None:
         self._configured = endpoint
         self._heads = HeadSelector(endpoint) if isinstance(endpoint, TlsEndpoint) else None
         self._retry_s = retry_s

@@ -22,7 +22,7 @@ from gpupool.client.transport import heads
 from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.client.transport.heads import HeadList
 from gpupool.client.transport.requests import ask
-from gpupool.client.transport.retry_leader import NotLeading
+from gpupool.client.transport.retries import NotLeading
 from gpupool.domain.errors import GpupoolError
 
 CONNECT_TIMEOUT_S = 4.0  # if there is another endpoint; TLS included

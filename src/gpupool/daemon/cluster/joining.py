@@ -31,7 +31,7 @@ from gpupool.daemon.machine import (
     secrets_dir,
 )
 from gpupool.daemon.process.record import read_record
-from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.errors import NO_LEADER_CODES, ErrorCode, GpupoolError
 from gpupool.domain.nodes.heads import Head, other_heads
 from gpupool.domain.nodes.joining import JoinText
 from gpupool.fabric.local.termination import end_programs
@@ -53,9 +53,7 @@ _ANSWER_LIMIT = 1 << 20
 _FORGOTTEN = frozenset(
     {ErrorCode.UNAUTHENTICATED, ErrorCode.NODE_REMOVED}
 )  # the pool does not know this machine any more
-_TRY_NEXT_HEAD = frozenset(
-    {ErrorCode.POOL_UNREACHABLE, ErrorCode.POOL_STARTING, ErrorCode.NOT_LEADING, ErrorCode.DATABASE_UNREACHABLE}
-)
+_TRY_NEXT_HEAD = NO_LEADER_CODES | {ErrorCode.POOL_UNREACHABLE, ErrorCode.DATABASE_UNREACHABLE}
 
 
 @dataclass(frozen=True, slots=True)

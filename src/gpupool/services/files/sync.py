@@ -10,15 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 import structlog
 
-from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.errors import NO_LEADER_CODES, ErrorCode, GpupoolError
 from gpupool.services.files.pull import OWNERS_AT_ONCE, BlobPuller, Round
 from gpupool.services.ports.files import BlobStore, Folder, OtherHeads
 
 PAUSE_S = 5.0  # between rounds
 MAX_PAUSE_S = 60.0  # without an answer of a leader, and before a failed folder is retried
 SWEEP_EVERY_S = 3600.0
-
-_NO_LEADER = frozenset({ErrorCode.NOT_LEADING, ErrorCode.POOL_STARTING, ErrorCode.POOL_UNREACHABLE})
 
 log = structlog.get_logger("gpupool.files")
 
@@ -95,7 +93,7 @@ class FolderSync:
             try:
                 return head, await self._heads.needed(head)
             except GpupoolError as error:
-                if error.code not in _NO_LEADER:
+                if error.code not in NO_LEADER_CODES | {ErrorCode.POOL_UNREACHABLE}:
                     log.warning("a head does not say what is needed", head=head, code=error.code, why=error.message)
         return None
 

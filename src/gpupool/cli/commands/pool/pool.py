@@ -13,7 +13,7 @@ from gpupool.cli.render.machines import EMULATED
 from gpupool.cli.render.screens import status_lines
 from gpupool.cli.transport.local import STARTING_MESSAGE
 from gpupool.cli.transport.pool import PoolClient, open_pool
-from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.errors import NO_LEADER_CODES, ErrorCode, GpupoolError
 
 if TYPE_CHECKING:
     from gpupool.daemon.pool_identity import Decision
@@ -237,7 +237,7 @@ def _pool_if_leading(pool: PoolClient) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = pool.get("pool")
     except GpupoolError as error:
-        if error.code not in {ErrorCode.NOT_LEADING, ErrorCode.POOL_STARTING, ErrorCode.DATABASE_UNREACHABLE}:
+        if error.code not in NO_LEADER_CODES | {ErrorCode.DATABASE_UNREACHABLE}:
             raise
         notify(f"{error.message} {error.hint}")
         return None
