@@ -66,9 +66,22 @@ class NativeBuildHook(BuildHookInterface[Any]):
             raise RuntimeError(f"The native parts of a release are missing: {note['reason']}")
         if note["reason"]:
             self.app.display_warning(f"gpupool: GPU slices are not enforced by this installation: {note['reason']}")
+        build_data["shared_scripts"] = command_scripts(root, note, builder)
         if note["products"]:
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform_tag(builder)}"
+
+
+def command_scripts(root: Path, note: dict[str, Any], builder: ModuleType) -> dict[str, str]:
+    """Return the files that are installed as commands, with their names.
+
+    The native command starts the Python script next to it, whose first line names the interpreter. Without a compiler
+    this script is the command.
+    """
+    script = str(root / "native/command/gpupool-python")
+    if builder.COMMAND not in note["products"]:
+        return {script: "gpupool"}
+    return {str(root / TARGET / builder.COMMAND): "gpupool", script: "gpupool-python"}
 
 
 def read_note(root: Path) -> dict[str, Any]:

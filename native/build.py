@@ -72,6 +72,7 @@ SHARE_CUDA = "share/libcuda.so.1"
 # Some programs (numba) ask for libcuda.so before libcuda.so.1. This one is empty except for its name and a reference to
 # the other.
 SHARE_CUDA_ALIAS = "share/libcuda.so"
+COMMAND = "gpupool-command"
 COMPILED = (
     _library(SHARE_CUDA, "share", "common", generated=("cuda_hooks.c", "cuda_jumps.S")),
     _library("share/libnvidia-ml.so.1", "nvml", "common", generated=("nvml_hooks.c", "nvml_jumps.S")),
@@ -79,6 +80,7 @@ COMPILED = (
     # As NVIDIA's: not -Bsymbolic, so that its calls of its own exports can be interposed.
     _library("fake/libnvidia-ml.so.1", "fake/nvml", "fake", more=("-lm",), binding=()),
     Product("gpupool-arbiter", ("arbiter", "common"), ("-pie", *READ_ONLY)),
+    Product(COMMAND, ("command",), ("-pie", *READ_ONLY)),
 )
 PRODUCTS = (*(product.path for product in COMPILED), SHARE_CUDA_ALIAS)
 

@@ -482,4 +482,4 @@ def detail_view(workload: str, body: Json | None = None, **changes: Any) -> Json
     } | changes
 
 
-COMMAND = (sys.executable, "-m", "gpupool")
+COMMAND = (str(Path(sys.executable).with_name("gpupool")),)  # the native program, where it could be built

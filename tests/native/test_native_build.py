@@ -35,7 +35,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_package_looks_for_exactly_the_built_files(native_out: Path) -> None:
-    assert set(native_builder().PRODUCTS) == set(native.Product)
+    builder = native_builder()
+    assert set(builder.PRODUCTS) - {builder.COMMAND} == set(native.Product)
     assert [product for product in native.Product if not (native_out / product).is_file()] == []
 
 
@@ -148,6 +149,18 @@ def test_built_files_are_reused_by_next_installation(
 def requirements(hook: ModuleType, checkout: Path) -> list[str]:
     """Return the requirements that pip gets before it builds gpupool."""
     return hook.NativeBuildHook(str(checkout), {}, None, None, "", "wheel").dependencies()
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_command_is_native_or_the_script_of_python(hook: ModuleType, native_out: Path, is_native: bool) -> None:
+    builder = native_builder()
+    note = {"products": [builder.COMMAND] if is_native else []}
+    scripts = hook.command_scripts(ROOT, note, builder)
+    assert set(scripts.values()) == ({"gpupool", "gpupool-python"} if is_native else {"gpupool"})
+    (script,) = (Path(path) for path in scripts if path.endswith("gpupool-python"))
+    assert script.read_bytes().startswith(b"#!python\n")  # the installer puts its interpreter there
+    assert os.access(script, os.X_OK)
+    assert os.access(native_out / builder.COMMAND, os.X_OK)
 
 
 def test_unreadable_note_is_no_failure(folder: Path) -> None:

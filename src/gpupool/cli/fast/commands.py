@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from gpupool.cli.fast import early_request
 from gpupool.cli.fast.launch import FINAL, Launcher
 from gpupool.cli.fast.signals import SignalInbox
 from gpupool.cli.fast.waiting import Interrupted
@@ -16,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpupool.cli.fast.early_request import EarlyRequest
     from gpupool.cli.transport.local import PoolTransport
 
     Values = dict[str, Any]
@@ -23,10 +25,26 @@ if TYPE_CHECKING:
 
 def run(values: Values, command: list[str]) -> int:
     """Run ``gpupool run`` and return the program's exit status. Raises ``GpupoolError``."""
+    if (early := early_request.take()) is not None:
+        return _run_early(early, quiet=bool(values.get("quiet")))
     body = request_body.workload_body(values, command) | {"kind": "run"}
     return (
         _run_detached(body, values) if values.get("detach") else run_attached(find_transport(start=True), body, values)
     )
+
+
+def _run_early(early: EarlyRequest, *, quiet: bool) -> int:
+    """Stay attached to a program that was submitted before Python started."""
+    transport = find_transport(start=True)
+    if getattr(transport, "api_socket", None) != early.api_socket:
+        from gpupool.domain.errors import ErrorCode, GpupoolError
+
+        raise GpupoolError(
+            ErrorCode.POOL_UNREACHABLE, "Another pool was selected while this command started.", "Run it again."
+        )
+    with SignalInbox() as inbox:
+        launcher = Launcher(transport, inbox, tty=early.body["tty"], quiet=quiet)
+        return launcher.run(early.body, early.exchange)
 
 
 def client(values: Values, command: list[str]) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _socket import socket
     from typing import Any
 
-    from gpupool.cli.transport.local import PoolTransport
+    from gpupool.cli.transport.local import PendingAnswer, PoolTransport
 
     Detail = dict[str, Any]
 
@@ -49,17 +49,20 @@ class Launcher:
         self._quiet = quiet
         self.client = RetryingClient(transport, inbox)
 
-    def run(self, request: Detail) -> int:
-        """Submit a client-bound request, stay attached, and return the exit status for this process."""
+    def run(self, request: Detail, sent: PendingAnswer | None = None) -> int:
+        """Submit a client-bound request, stay attached, and return the exit status for this process.
+
+        ``sent``: the request was sent before, and the pool's answer arrives here.
+        """
         try:
-            detail = self.submit_and_wait(request)
+            detail = self.submit_and_wait(request, sent)
         except Interrupted as stop:
             return 128 + stop.signum
         return self.report_end(detail) if detail["state"] in FINAL else self.attach(detail, 0, bound=True)
 
-    def submit_and_wait(self, request: Detail) -> Detail:
+    def submit_and_wait(self, request: Detail, sent: PendingAnswer | None = None) -> Detail:
         """Submit and wait until the workload starts or ends. Raises ``Interrupted`` after a signal cancelled it."""
-        detail = self._submit(request)
+        detail = self._submit(request, sent)
         try:
             detail = self._wait_for_start(detail)
         except Interrupted:
@@ -128,9 +131,9 @@ class Launcher:
             detail = self.await_condition(detail["id"], "started", ATTACH_RETRY_DELAY_S, index=index)
         return None
 
-    def _submit(self, request: Detail) -> Detail:
+    def _submit(self, request: Detail, sent: PendingAnswer | None) -> Detail:
         target = f"/v1/workloads?wait=started&timeout_s={FIRST_ANSWER_TIMEOUT_S}"
-        answer = self.client.request("POST", target, request, finish=True)
+        answer = self.client.request("POST", target, request, finish=True, sent=sent)
         if not answer.ok:
             raise error_of_answer(answer)
         detail: Detail = answer.body

@@ -46,13 +46,22 @@ class RetryingClient:
         self._watch: StartWatch | None = None  # set while the pool does not answer
         self._has_succeeded = False  # whether a request has succeeded
 
-    def request(self, method: str, target: str, body: object = None, *, finish: bool = False) -> Answer:
+    def request(
+        self,
+        method: str,
+        target: str,
+        body: object = None,
+        *,
+        finish: bool = False,
+        sent: PendingAnswer | None = None,
+    ) -> Answer:
         """Return the pool's answer. Only for requests that may be repeated.
 
         The request is sent again while the control plane restarts, its database is away, or it waits to lead. A pool of
         this machine that starts is waited for as long as it makes progress.
         ``finish``: a signal does not abandon the request but is stored in ``interrupted``, because the answer is needed
         to undo it.
+        ``sent``: this request, sent before.
         Raises ``Interrupted``, ``GpupoolError``: POOL_UNREACHABLE, POOL_START_FAILED.
         """
         failing_since: dict[bool, float] = {}  # by whether it is a standby: it may have been starting before
@@ -60,7 +69,8 @@ class RetryingClient:
         while True:
             answer, broken = None, None
             try:
-                answer = self._exchange(self._transport.open(method, target, body), finish=finish)
+                exchange, sent = sent or self._transport.open(method, target, body), None
+                answer = self._exchange(exchange, finish=finish)
             except OSError as error:
                 if is_untrusted(error):
                     raise untrusted_error() from error

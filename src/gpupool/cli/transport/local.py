@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpupool.client.discovery import Location, Remote, find_pool
-from gpupool.client.transport.http import REATTACH_TIMEOUT_S, HttpExchange, call, connect
+from gpupool.client.transport.http import REATTACH_TIMEOUT_S, call, connect, send_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from gpupool.cli.transport.remote import RemoteExchange, RemoteTransport
-    from gpupool.client.transport.http import Answer
+    from gpupool.client.transport.http import Answer, HttpExchange
     from gpupool.daemon.process.progress import StartWatch
 
     PoolTransport: TypeAlias = "LocalTransport | RemoteTransport"
@@ -42,7 +42,7 @@ class LocalTransport:
 
     def open(self, method: str, target: str, body: object = None) -> HttpExchange:
         """Send a request and return at once. Raises ``OSError``."""
-        return HttpExchange(self.api_socket, method, target, body)
+        return send_request(self.api_socket, method, target, body)
 
     def attach(self, workload: str, index: int, path: str) -> socket:
         """Connect directly to the shepherd, so that the control plane may restart meanwhile."""

@@ -61,21 +61,11 @@ def connect(path: str) -> socket:
 
 
 class HttpExchange:
-    """One request on its own connection. Call ``receive`` whenever ``fileno`` is readable."""
+    """One request on its own connection, which has been sent. Call ``receive`` whenever ``fileno`` is readable."""
 
-    def __init__(self, socket_path: str, method: str, target: str, body: object = None) -> None:
-        payload = b"" if body is None else light_json.dumps(body)
-        head = (
-            f"{method} {target} HTTP/1.1\r\nHost: gpupool\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
-        )
+    def __init__(self, sock: socket) -> None:
         self._received = bytearray()
-        self._sock = connect(socket_path)
-        try:
-            self._sock.sendall(head.encode() + payload)
-        except BaseException:
-            self._sock.close()
-            raise
+        self._sock = sock
 
     def fileno(self) -> int:
         """Return the descriptor to poll for reading."""
@@ -93,6 +83,22 @@ class HttpExchange:
         if answer is None and not data:
             raise ConnectionResetError("the pool closed the connection before it answered")
         return answer
+
+
+def send_request(socket_path: str, method: str, target: str, body: object = None) -> HttpExchange:
+    """Send a request on a new connection and return at once. Raises ``OSError``."""
+    payload = b"" if body is None else light_json.dumps(body)
+    head = (
+        f"{method} {target} HTTP/1.1\r\nHost: gpupool\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
+    )
+    sock = connect(socket_path)
+    try:
+        sock.sendall(head.encode() + payload)
+    except BaseException:
+        sock.close()
+        raise
+    return HttpExchange(sock)
 
 
 def parse_answer(data: bytes, *, ended: bool) -> Answer | None:
@@ -139,7 +145,7 @@ def _dechunk(rest: bytes) -> bytes | None:
 
 def call(socket_path: str, method: str, target: str, body: object = None, timeout_s: float = 30.0) -> Answer:
     """Send a request and wait for the answer. Raises ``OSError`` when none arrives in time."""
-    exchange = HttpExchange(socket_path, method, target, body)
+    exchange = send_request(socket_path, method, target, body)
     deadline = monotonic() + timeout_s
     poller = select.poll()
     poller.register(exchange.fileno(), select.POLLIN)
