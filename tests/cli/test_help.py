@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import Any
 
@@ -32,6 +33,21 @@ def test_every_command_has_help_with_an_example(words: list[str], capsys: pytest
     assert "Examples:" in shown
     said = shown.partition("Examples:")[2]
     assert any(f"gpupool {' '.join(words)}" in text for text in (said, said.replace("-", "_")))
+
+
+@pytest.mark.parametrize("words", ["--help", "submit --help", "ps --help", "--version", "completion bash"])
+@pytest.mark.parametrize("is_buffered", [True, False])
+def test_closed_output_is_no_error(pool: FakePool, words: str, is_buffered: bool) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    env = pool.env | ({} if is_buffered else {"PYTHONUNBUFFERED": "1"})
+    command = [*COMMAND, *words.split()]
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=env, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert done.stderr == b""
+    assert done.returncode == 0
 
 
 def test_index_lists_exactly_the_commands_of_the_modules() -> None:

@@ -137,6 +137,8 @@ def run_app(argv: list[str]) -> int:
         status = program.main(own, prog_name=PROGRAM, obj={"program": after}, standalone_mode=False)
     except typer.Abort:
         return 130
+    except SystemExit:  # from Rich or Click: the reader of the output has gone
+        return 0
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 
+from gpupool.cli.terminal import STDOUT
 from gpupool.client.transport.http import is_untrusted, untrusted_error
 from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
 
 DEBUG_VARIABLE = "GPUPOOL_DEBUG"
-
-
-class OutputClosed(Exception):  # noqa: N818 - not an error: ``gpupool ps | head``
-    """The reader of the standard output closed it."""
 
 
 def report(error: Exception) -> int:
@@ -20,7 +18,7 @@ def report(error: Exception) -> int:
 
     ``GPUPOOL_DEBUG=1`` adds the traceback.
     """
-    if isinstance(error, OutputClosed):
+    if isinstance(error, BrokenPipeError) and _is_output_closed():  # not an error: ``gpupool ps | head``
         return _discard_output()
     known = error if isinstance(error, GpupoolError) else _to_gpupool_error(error)
     if os.environ.get(DEBUG_VARIABLE):
@@ -34,9 +32,16 @@ def report(error: Exception) -> int:
     return EXIT_POOL_ERROR
 
 
+def _is_output_closed() -> bool:
+    """Return whether the reader of stdout is gone: a pool that closes its connection causes the same error."""
+    poller = select.poll()
+    poller.register(STDOUT, 0)
+    return any(events & select.POLLERR for _, events in poller.poll(0))
+
+
 def _discard_output() -> int:
     """Redirect stdout to /dev/null, so that the flush at exit does not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
     return 0
 
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from gpupool.cli.errors import OutputClosed
 from gpupool.cli.render.text import Style, style_of
 
 
@@ -22,13 +21,10 @@ def show(lines: Iterable[str]) -> None:
 
 
 def write_out(data: bytes) -> None:
-    """Write bytes to stdout. Raises ``OutputClosed`` when the reader closed it."""
-    try:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-    except BrokenPipeError as error:
-        raise OutputClosed from error
+    """Write bytes to stdout. Raises ``BrokenPipeError`` when the reader closed it."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def show_json(value: Any) -> None:
