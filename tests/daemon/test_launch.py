@@ -17,7 +17,7 @@ from standin_pool import StandInPool, alive, eventually, no_root, start
 
 from gpupool.client.discovery import Location
 from gpupool.daemon import folders
-from gpupool.daemon.config import PoolConfig, PoolKind, load_config, save_config
+from gpupool.daemon.config import PoolConfig, PoolKind, StoredOptions, load_config, save_config
 from gpupool.daemon.process import launch
 from gpupool.daemon.process.record import PoolRecord, read_record, this_process, write_record
 from gpupool.daemon.supervisor import clear_leftovers
@@ -319,6 +319,28 @@ def test_refusal_of_agent_is_the_error_of_the_start(pool: StandInPool) -> None:
     assert caught.value.code is ErrorCode.INVALID_REQUEST
     assert caught.value.hint.endswith("RTX 5090.")  # it is long, and not cut
     assert pool.supervisor_pid is None
+
+
+@pytest.mark.parametrize("earlier", [None, "2xT4"])
+def test_failed_start_leaves_the_earlier_options(pool: StandInPool, earlier: str | None) -> None:
+    good = replace(pool.config, emulate=earlier)
+    folders.prepare_folders(good)
+    if earlier is not None:
+        save_config(good)
+    commands = {**pool.config.commands, "control-plane": ("sleep", "60")}
+    del commands["agent"]  # the real one
+    with pytest.raises(GpupoolError, match="'NoSuchCard' is not a known model"):
+        start(replace(pool.config, commands=commands, emulate="2xNoSuchCard"))
+    assert PoolConfig.for_location(pool.config.location).emulate == earlier
+    assert Path(pool.config.state_dir, "config.json").exists() == (earlier is not None)
+
+
+def test_failed_start_leaves_the_options_of_another_process(pool: StandInPool) -> None:
+    folders.prepare_folders(pool.config)
+    before = StoredOptions(pool.config.state_dir)
+    save_config(replace(pool.config, emulate="3xT4"))
+    before.restore(replaced=pool.config)
+    assert load_config(pool.config.state_dir).emulate == "3xT4"
 
 
 def test_stored_options_are_read_back_unchanged(pool: StandInPool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -216,9 +217,39 @@ def load_config(state_dir: str) -> PoolConfig:
 
 def save_config(config: PoolConfig) -> None:
     """Write the options atomically, readable only by the owner. Raises ``OSError``."""
-    path = config_path(config.state_dir)
-    text = json.dumps(config.to_dict(), indent=2) + "\n"
-    write_atomically(path, text, 0o600)
+    write_atomically(config_path(config.state_dir), _text_of(config), 0o600)
+
+
+def _text_of(config: PoolConfig) -> str:
+    return json.dumps(config.to_dict(), indent=2) + "\n"
+
+
+class StoredOptions:
+    """The file of a pool's options as it is now, to restore it after a start with other options has failed."""
+
+    def __init__(self, state_dir: str) -> None:
+        self._path = config_path(state_dir)
+        self._text = self._read()
+
+    def restore(self, *, replaced: PoolConfig) -> None:
+        """Write the file again, or remove it if there was none, unless it has other options than ``replaced``.
+
+        Never raises: the error of the start is reported instead.
+        """
+        if self._read() != _text_of(replaced):
+            return
+        with contextlib.suppress(OSError):
+            if self._text is None:
+                self._path.unlink()
+            else:
+                write_atomically(self._path, self._text, 0o600)
+
+    def _read(self) -> str | None:
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                return file.read(CONFIG_LIMIT_BYTES)
+        except (OSError, ValueError):
+            return None
 
 
 def write_atomically(path: Path, text: str, mode: int) -> None:

@@ -57,21 +57,26 @@ def start(
     stall_s: float = STALL_S,
     decision: Decision | None = None,
 ) -> StartResult:
-    """Start a pool with these options (they are stored for later starts) and wait until its API responds.
+    """Start a pool with these options and wait until its API responds.
+
+    The options are stored for later starts. After a start that failed and was ended, the earlier ones apply again.
 
     The wait has no limit as long as the pool makes progress; ``tell`` gets lines meanwhile. SIGINT, SIGTERM and SIGHUP
     end a foreground pool from now on. ``decision``: the fate of running jobs that its database does not know. Raises
     ``GpupoolError``: POOL_ALREADY_RUNNING, POOL_START_FAILED; ``KeyboardInterrupt`` if it was ended before it
     responded.
     """
-    from gpupool.daemon.process.progress import StartWatch
+    from gpupool.daemon.config import StoredOptions
+    from gpupool.daemon.process.progress import StalledError, StartWatch, SupervisorKilledError
     from gpupool.daemon.process.ready import await_start
 
-    ended = None if background else _EndedBySignal()
+    ended, before = None if background else _EndedBySignal(), StoredOptions(config.state_dir)
     try:
         spawned, pid = _begin(config, decision, stall_s, ended)
         return await_start(config, spawned, pid, StartWatch(config.location, tell, stall_s))
-    except GpupoolError:
+    except GpupoolError as error:
+        if not isinstance(error, (StalledError, SupervisorKilledError)):
+            before.restore(replaced=config)
         if ended is not None and ended.asked:
             raise KeyboardInterrupt from None
         raise
