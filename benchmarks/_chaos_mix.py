@@ -194,17 +194,12 @@ class Mix:
         self._attached(planned, ("run", "-q", "--name", planned.name, *gpus), chance)
 
     def _attached(self, planned: Planned, options: tuple[str, ...], chance: random.Random) -> None:
-        command = (
-            GPUPOOL,
-            *options,
-            "--env",
-            f"CHAOS_NAME={planned.name}",
-            "--",
-            *self._command(chance, planned.status),
-        )
         planned.client = subprocess.Popen(
-            command,
-            env=self.pool.client_env(),
+            (GPUPOOL, *options, "--", *self._command(chance, planned.status)),
+            env={
+                **self.pool.client_env(),
+                "CHAOS_NAME": planned.name,
+            },  # not --env: the native program sends the request
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
