@@ -20,7 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from gpupool.domain.work.program.supervision import ExitReason, ExitReport
+from gpupool.domain.decode import prepare
+from gpupool.domain.nodes.gpu import GpuShare
+from gpupool.domain.work.program.supervision import ExitReason, ExitReport, ProcessSpec
 from gpupool.node.host.child import become_subreaper
 from gpupool.node.host.paths import ReplicaFolder, boot_id
 from gpupool.node.host.priority import protect_session
@@ -82,10 +84,16 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):  # keys of a terminal are for the agent; we end when it ends
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the shepherds
-    codecs.lookup("ascii")  # else each shepherd would load it
+    load_before_forks()
     gc.collect()
     gc.freeze()
     serve(control)
+
+
+def load_before_forks() -> None:
+    """Load what each shepherd would load again."""
+    codecs.lookup("ascii")
+    prepare(ProcessSpec, GpuShare)
 
 
 def become_shepherd(path: Path, listener: socket.socket) -> NoReturn:
