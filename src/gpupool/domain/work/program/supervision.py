@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from gpupool.domain.decode import encode
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.nodes.sharing import ComputePolicy
 from gpupool.domain.work.program.container import ContainerSpec
@@ -158,8 +159,9 @@ class ProcessSpec:
         return self.lazy or self.suspendable
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
+        """Return plain JSON values; the environment and the record are not copied."""
+        fields: dict[str, Any] = encode(self)
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
