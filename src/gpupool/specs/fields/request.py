@@ -329,7 +329,8 @@ def _check_container(request: WorkloadRequest) -> None:
                 raise refusal(ErrorCode.INVALID_REQUEST, "needs an image.", "Add image.", ("roles", number, name))
     if not some:
         default = type(request).model_fields
-        for name in _NEEDS_IMAGE:
+        given = request.model_fields_set  # the defaults of others need not be copied for the comparison
+        for name in (name for name in _NEEDS_IMAGE if name in given):
             if getattr(request, name) != default[name].get_default(call_default_factory=True):
                 raise refusal(ErrorCode.INVALID_REQUEST, "needs an image.", "Add image (-i).", (name,))
         return
