@@ -104,6 +104,23 @@ def test_more_members_join_in_a_new_round_after_a_delay(three: World) -> None:
     three.do(story())
 
 
+def test_members_that_never_joined_do_not_repeat_the_work(three: World) -> None:
+    async def story() -> None:
+        wall = await three.submit(kind="run")
+        made = await three.submit(**TORCH | {"gang": {"workers": 3, "min": 2}})
+        check_one_round(three, made, 2)
+        for number in range(2):
+            three.agent.end(three.program(made, number), 0)
+        await three.settle()
+        await three.end(wall)
+        await three.pass_time(20)
+        assert await three.state(made.id) is WorkloadState.SUCCEEDED
+        assert [row.attempt for row in await three.replicas(made.id)] == [1, 1, 0]
+        await three.check_at_rest()
+
+    three.do(story())
+
+
 def test_remaining_members_continue_in_a_smaller_round(three: World) -> None:
     async def story() -> None:
         made = await three.submit(**TORCH | {"gang": {"workers": 3, "min": 2}})

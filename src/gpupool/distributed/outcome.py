@@ -75,8 +75,16 @@ def needs_success(workload: Workload, index: int) -> bool:
 
 def _after_success(workload: Workload, members: Sequence[Replica]) -> Verdict:
     left = [each for each in members if not each.state.final]
-    missing = any(each.state is not ReplicaState.SUCCEEDED and needs_success(workload, each.index) for each in members)
+    needed = [each for each in members if needs_success(workload, each.index) and not _outside_round(workload, each)]
+    missing = any(each.state is not ReplicaState.SUCCEEDED for each in needed)
     return Verdict.DONE if left and not missing else Verdict.CONTINUE
+
+
+def _outside_round(workload: Workload, member: Replica) -> bool:
+    """Return True for a member that waits to join the round: the work is done when the members of the round succeed."""
+    wiring = workload.wiring
+    waits = member.state in {ReplicaState.PENDING, ReplicaState.STARTING}
+    return waits and wiring is not None and not wiring.has(member.index, member.attempt)
 
 
 def _needed(workload: Workload, index: int) -> bool:

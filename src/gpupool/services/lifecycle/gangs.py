@@ -157,7 +157,7 @@ def after_end(draft: Draft, workload: Workload, member: Replica) -> None:
         draft.take(lifecycle.stop(workload, member, Reason.BACKOFF_EXHAUSTED, draft.now, sentence=sentence))
         _end_all(draft, workload, Reason.GANG_INCOMPLETE, f"{workload.member_name(member.index)}: {sentence}")
     elif decided is Verdict.DONE:
-        _end_all(draft, workload, Reason.GANG_DONE, "the main member of its gang has succeeded")
+        _end_all(draft, workload, Reason.GANG_DONE, "the members that its gang needs have succeeded")
 
 
 def _wait_as_long(draft: Draft, member: Replica) -> None:
