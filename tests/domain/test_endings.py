@@ -37,6 +37,7 @@ def ended(index: int, state: ReplicaState, reason: Reason, at: float) -> Replica
         ([(ReplicaState.FAILED, Reason.GANG_INCOMPLETE, 1.0), (ReplicaState.FAILED, Reason.EXITED, 5.0)], 1),
         ([(ReplicaState.SUCCEEDED, Reason.EXITED, 9.0), (ReplicaState.STOPPED, Reason.IDLE_LIMIT, 5.0)], 1),
         ([(ReplicaState.SUCCEEDED, Reason.EXITED, 9.0), (ReplicaState.SUCCEEDED, Reason.EXITED, 5.0)], 0),
+        ([(ReplicaState.SUCCEEDED, Reason.EXITED, 5.0), (ReplicaState.SUCCEEDED, Reason.GANG_DONE, 9.0)], 0),
     ],
 )
 def test_first_replica_that_failed_by_itself_decides(

@@ -103,7 +103,7 @@ def deciding_replica(replicas: Sequence[Replica]) -> Replica:
         ended = [replica for replica in replicas if replica.state is state]
         if ended:
             return min(ended, key=lambda r: (r.reason in _CONSEQUENCES, r.finished_at or 0.0, r.index))
-    return max(replicas, key=lambda r: r.finished_at or 0.0)
+    return max(replicas, key=lambda r: (r.reason not in _CONSEQUENCES, r.finished_at or 0.0))
 
 
 def replica_ending(workload: Workload, replica: Replica) -> Ending | None:
