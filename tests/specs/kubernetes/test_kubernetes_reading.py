@@ -14,7 +14,7 @@ from manifest_texts import JOB, POD, read
 from gpupool.domain.errors import GpupoolError
 from gpupool.specs.kubernetes.jsonpath import evaluate
 from gpupool.specs.kubernetes.manifests import named_objects
-from gpupool.specs.kubernetes.objects import allocatable, capacity, node_object, pod_status
+from gpupool.specs.kubernetes.objects import allocatable, capacity, gpu_limits, node_object, pod_status, requested_gpus
 from gpupool.specs.kubernetes.report import ManifestNotice
 
 JUNK = st.recursive(
@@ -100,6 +100,21 @@ def test_node_shows_capacity_and_allocatable() -> None:
     assert capacity(node) == {"cpu": "4", "memory": "512Mi", "nvidia.com/gpu": "2"}
     assert allocatable(node)["nvidia.com/gpu"] == "1"
     assert node_object(node)["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (None, {}),
+        ({"count": 0}, {}),
+        ({"count": 2}, {"nvidia.com/gpu": "2"}),
+        ({"fraction": 0.25}, {"nvidia.com/gpu": "0.25"}),
+        ({"count": 2, "fraction": 0.5}, {"nvidia.com/gpu": "2", "nvidia.com/gpumem-percentage": "50"}),
+        ({"memory_mib": 2048}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "2048"}),
+    ],
+)
+def test_objects_show_parts_of_gpus(request_: dict[str, Any] | None, expected: dict[str, str]) -> None:
+    assert gpu_limits(requested_gpus(request_)) == expected
 
 
 @pytest.mark.parametrize(

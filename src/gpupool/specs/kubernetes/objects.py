@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from gpupool.domain.units import WHOLE_GPU
 from gpupool.specs.kubernetes.kinds import BY_NAME, DEPLOYMENT, KIND_LABEL, POD, ManifestKind
 
 Json = dict[str, Any]
@@ -36,6 +37,8 @@ STATES = {
     "stopped": "Stopped",
 }
 GPU = "nvidia.com/gpu"
+GPU_MEMORY = "nvidia.com/gpumem"
+GPU_PERCENT = "nvidia.com/gpumem-percentage"
 OWN_PREFIX = "gpupool/"
 
 
@@ -98,8 +101,8 @@ def deployment_object(service: Json) -> Json:
     labels = {k: v for k, v in definition.get("labels", {}).items() if not k.startswith(OWN_PREFIX)}
     container: Json = {"name": "main"}
     container |= {name: definition[name] for name in ("image", "command") if definition.get(name)}
-    if count := (definition.get("gpus") or {}).get("count"):
-        container["resources"] = {"limits": {GPU: str(count)}}
+    if limits := gpu_limits(requested_gpus(definition.get("gpus"))):
+        container["resources"] = {"limits": limits}
     ready, wanted = service["ready"], service["desired"]
     available = "True" if ready >= wanted else "False"
     current = sum(1 for each in service["replicas"] if each["revision"] == service["target"])
@@ -179,10 +182,28 @@ def _metadata(workload: Json, name: str, uid: str) -> Json:
 
 def _program(workload: Json) -> Json:
     container: Json = {"name": "main", "command": workload["command"] or []}
-    gpus = workload["gpus"]
-    if gpus["count"]:
-        container["resources"] = {"limits": {GPU: str(gpus["count"])}}
+    if limits := gpu_limits(workload["gpus"]):
+        container["resources"] = {"limits": limits}
     return container
+
+
+def requested_gpus(request: Json | None) -> Json:
+    """Return the GPUs of a job file with the fields that workloads have."""
+    given = {"count": 0} if request is None else request
+    permille = round(given.get("fraction", 1) * WHOLE_GPU)
+    return {"count": given.get("count", 1), "permille": permille, "memory_mib": given.get("memory_mib")}
+
+
+def gpu_limits(gpus: Json) -> dict[str, str]:
+    """Return the resources that request these GPUs, or parts of GPUs."""
+    count, permille, memory_mib = gpus["count"], gpus["permille"], gpus["memory_mib"]
+    if not count:
+        return {}
+    if memory_mib:
+        return {GPU: str(count), GPU_MEMORY: str(memory_mib)}
+    if permille == WHOLE_GPU or count == 1:
+        return {GPU: f"{count * permille / WHOLE_GPU:g}"}
+    return {GPU: str(count), GPU_PERCENT: f"{permille * 100 / WHOLE_GPU:g}"}
 
 
 def _policy(workload: Json) -> str:
