@@ -151,10 +151,10 @@ def _companions(views: Sequence[ManifestView]) -> Companions:
 
 
 def _read(view: ManifestView, settings: PodSettings, companions: Companions) -> Manifest | Skipped | None:
-    if not view.keys():
+    kind_name, version = view.text("kind"), view.text("apiVersion")
+    if not isinstance(view.node.value, dict) or not kind_name or not version:
         view.report.refuse(view.place, "A manifest must be a mapping with 'apiVersion' and 'kind'.")
         return None
-    kind_name, version = view.text("kind"), view.text("apiVersion")
     metadata = view.get("metadata")
     if kind_name in COMPANIONS or (kind_name == "Service" and _selects_deployment(view, companions)):
         return None  # read with the work that uses it
