@@ -99,6 +99,12 @@ def test_more_requests_than_the_limit_get_503_at_once(gateway: GatewayProcess, c
     held[1].close()
 
 
+def test_a_stopped_service_answers_at_once_why(gateway: GatewayProcess, control: ControlPlane) -> None:
+    gateway.table(control, route(held=0, reason="The service n is stopped."))
+    problem = problem_of(gateway.ask(get()))
+    assert problem["detail"] == "The service t/n has no replica that is ready (The service n is stopped)."
+
+
 def test_a_request_is_not_held_for_ever(gateway: GatewayProcess, control: ControlPlane) -> None:
     gateway.table(control, route(hold_s=0.5))
     answer = gateway.ask(get())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from pool_world import ADMIN, ANN, BOB, World, refused
 
-from gpupool.domain.errors import ErrorCode
+from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Reason
 from gpupool.domain.people.access import Project
 from gpupool.domain.work.service import Service, ServiceState
@@ -175,9 +176,15 @@ def test_services_continue_after_a_crash_of_the_control_plane(world: World) -> N
 def test_deleted_service_needs_to_be_stopped(world: World) -> None:
     async def story() -> None:
         await new(world)
-        await refused(lambda: serving(world).delete(ANN, "chat"), ErrorCode.WRONG_STATE)
+        with pytest.raises(GpupoolError) as not_stopped:
+            await serving(world).delete(ANN, "chat")
+        assert "gpupool service stop chat" in not_stopped.value.hint
         await refused(lambda: world.services.access.delete_project(ADMIN, "none"), ErrorCode.UNKNOWN_PROJECT)
         await serving(world).stop(ANN, "chat")
+        with pytest.raises(GpupoolError) as still_ends:
+            await serving(world).delete(ANN, "chat")
+        assert still_ends.value.code is ErrorCode.WRONG_STATE
+        assert still_ends.value.hint.startswith("Wait until")
         await pass_turns(world, 130)
         await serving(world).delete(ANN, "chat")
         await refused(lambda: serving(world).scale(ANN, "chat", 1, 1), ErrorCode.UNKNOWN_SERVICE)

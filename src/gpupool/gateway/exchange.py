@@ -261,6 +261,9 @@ class Exchange:
             self._next_comment = now + COMMENT_DELAY_S
             if any(b"text/event-stream" in value.lower() for value in self.head.values(b"accept")):
                 self.streams = True
+        if not limits.held:
+            self.fail(self._not_ready())
+            return
         if len(route.held) >= limits.held:
             self.fail(self._not_ready(f"it already holds {limits.held} requests"))
             return
@@ -273,14 +276,14 @@ class Exchange:
         if len(route.held) == 1:
             self.client.hub.wake(route)
 
-    def _not_ready(self, why: str) -> Problem:
+    def _not_ready(self, why: str = "") -> Problem:
         route = self.route.route
-        reason = f" ({route.reason})" if route.reason else ""
+        reason = f" ({route.reason.removesuffix('.')})" if route.reason else ""
         estimate = DEFAULT_RETRY_AFTER_S if route.estimate_s is None else round(route.estimate_s)
         return Problem(
             HTTPStatus.SERVICE_UNAVAILABLE,
             ErrorCode.SERVICE_NOT_READY,
-            f"The service {route.key} has no replica that is ready{reason}: {why}.",
+            f"The service {route.key} has no replica that is ready{reason}{': ' if why else ''}{why}.",
             f"Try again later; 'gpupool service describe {route.name}' shows what it waits for.",
             max(1, min(MAX_RETRY_AFTER_S, estimate)),
         )

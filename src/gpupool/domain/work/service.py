@@ -208,7 +208,7 @@ def check_scale(scale: ScalePolicy) -> ScalePolicy:
     raise GpupoolError(
         ErrorCode.INVALID_COUNT,
         f"A service cannot have {scale.least} to {scale.most} replicas.",
-        f"Give a number from 1 to {MAX_REPLICAS}, or a range such as 0..4.",
+        f"Give a number from 1 to {MAX_REPLICAS}, or a range such as 0..4; `gpupool service stop` stops all replicas.",
     )
 
 

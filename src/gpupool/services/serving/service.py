@@ -40,6 +40,7 @@ from gpupool.specs.fields.service import ServiceSpec
 from gpupool.specs.request import WorkloadRequest, parse_request
 
 MAX_PER_PROJECT = 200
+END_HINT = "Wait until its requests and replicas have ended, and try again."
 TOKEN_PREFIX = "gps"  # noqa: S105 - the beginning of tokens of services, no secret
 
 
@@ -351,10 +352,9 @@ class ServingService:
             if row is None:
                 return
             if not row.stopped or self._engine.mirror.service_replicas.get(row.id):
-                state = "has replicas that end" if row.stopped else "is not stopped"
-                raise GpupoolError(
-                    ErrorCode.WRONG_STATE, f"The service {row.name} {state}.", f"Run `gpupool service stop {row.name}`."
-                )
+                stop = f"Run `gpupool service stop {row.name}`."
+                state, hint = ("has replicas that end", END_HINT) if row.stopped else ("is not stopped", stop)
+                raise GpupoolError(ErrorCode.WRONG_STATE, f"The service {row.name} {state}.", hint)
             await self._engine.ports.store.services.delete(row.id, event)
             del self._registry.rows[row.id]
 
