@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e_pool import RealPool
+from e2e_pool import RealPool, eventually
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -60,6 +60,7 @@ def test_course_scripts(pool: RealPool, slurm: Run, tmp_path: Path) -> None:
     said = slurm("sbatch", "hello.sh")
     job = said.stdout.removeprefix("Submitted batch job ").strip()
     assert "--mail-user has no effect" in said.stderr
+    assert "--partition has no effect: there are no partitions" in said.stderr
     array = slurm("sbatch", "--parsable", f"--dependency=afterok:{job}", "array.sh").stdout.strip()
     failing = slurm("sbatch", "--parsable", "--wait", "--wrap", "echo wrapped; exit 3", status=3).stdout.strip()
     assert pool.becomes(array, "succeeded")
@@ -102,6 +103,45 @@ def test_queue_and_cancel(pool: RealPool, slurm: Run) -> None:
     assert slurm("squeue", "-h").stdout == ""
 
 
+def test_tasks_of_an_array(pool: RealPool, slurm: Run) -> None:
+    wrap = "[ $SLURM_ARRAY_TASK_ID != 2 ] || exit 3; sleep 1000"
+    array = slurm("sbatch", "--parsable", "-J", "sweep", "-a", "2-8:2", "--wrap", wrap).stdout.strip()
+    assert pool.becomes(array, "running")
+    assert eventually(lambda: pool.json("describe", array)["counts"]["failed"] == 1)
+    listed = slurm("squeue", "-r", "-h", "-o", "%i %j").stdout.splitlines()
+    assert listed == [f"{array}_{task} sweep" for task in (4, 6, 8)]
+    slurm("scancel", f"{array}_[4,6]")
+    left = f"{array}_8\n"
+    assert eventually(lambda: slurm("squeue", "-h", "-o", "%i", "-j", f"{array}_[4-8:2],{array}_2").stdout == left)
+    slurm("scancel", f"{array}_8")
+    assert pool.becomes(array, "failed")
+    rows = slurm("sacct", "-nP", "-o", "JobID,State,ExitCode", "-j", array, "--array").stdout.splitlines()
+    assert rows[0] == f"{array}_2|FAILED|3:0"
+    assert [row.split("|")[1] for row in rows[1:]] == ["CANCELLED"] * 3
+    assert slurm("sacct", "-nP", "-o", "JobID,ExitCode", "-j", f"{array}_2").stdout == f"{array}_2|3:0\n"
+    assert slurm("sacct", "-nP", "-o", "State,ExitCode", "-j", array).stdout == "FAILED|3:0\n"
+    assert "has no task 3" in slurm("scancel", f"{array}_3", status=1).stderr
+
+
+def test_sacct_tells_kinds_of_failures_apart_and_selects_by_time(pool: RealPool, slurm: Run) -> None:
+    def submit(command: str, *words: str) -> str:
+        return slurm("sbatch", "--parsable", "-J", "kinds", *words, "--wrap", command).stdout.strip()
+
+    def listed(*words: str) -> list[str]:
+        return slurm("sacct", "-nP", "--name", "kinds", *words).stdout.splitlines()
+
+    late = submit("sleep 1000", "-t", "0:01")
+    failed = submit("exit 1")
+    after = submit("true", "-d", f"afterok:{failed}")
+    for job in (late, failed, after):
+        assert pool.becomes(job, "failed")
+    assert listed("-o", "JobID,State") == [f"{late}|TIMEOUT", f"{failed}|FAILED", f"{after}|CANCELLED"]
+    assert listed("-o", "JobID", "-s", "TO,CA") == [late, after]
+    assert listed("-o", "JobID", "-S", "now-1hour", "-E", "now") == [late, failed, after]
+    for words in (("-S", "2031-01-01"), ("-E", "2021-01-01"), ("-A", "none")):
+        assert listed(*words) == []
+
+
 def test_run_and_refusals(slurm: Run) -> None:
     done = slurm("srun", "--gres=gpu:1", "-t", "5", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exit 4", status=4)
     assert done.stdout.strip()
@@ -112,6 +152,9 @@ def test_run_and_refusals(slurm: Run) -> None:
         ("sbatch", "--nodes=2", "--wrap", "true"),
         ("sbatch", "missing.sh"),
         ("squeue", "--bogus"),
+        ("squeue", "-O", "jobid"),
+        ("squeue", "--start"),
+        ("sacct", "-S", "never"),
         ("squeue", "-o", "%k"),
         ("squeue", "-t", "ASLEEP"),
         ("sacct", "-o", "Bogus"),

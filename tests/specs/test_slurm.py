@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,24 @@ def test_begin(text: str, seconds: float) -> None:
     assert values.begin_s(text, NOW) == seconds
 
 
+@pytest.mark.parametrize(
+    ("text", "day", "hour"),
+    [
+        ("today", 0, 0.0),
+        ("08:00", 0, 8.0),
+        ("23:30", 0, 23.5),
+        ("now-2hours", 0, 13.5),
+        ("now-1day", -1, 15.5),
+        ("2001-01-01T06:00", None, 6.0),
+    ],
+)
+def test_past_time(text: str, day: int | None, hour: float) -> None:
+    found = values.past_time(text, NOW)
+    date = datetime(2001, 1, 1) if day is None else NOW + timedelta(days=day)  # noqa: DTZ001 - only its date is used
+    assert found.date() == date.date()
+    assert found.hour + found.minute / 60 == hour
+
+
 @pytest.mark.parametrize("text", ["gpu:2", "2", "gpu:v100:2", "v100:2", "gpu", "gpu:a100"])
 def test_gpus(text: str) -> None:
     model = next((name for name in ("v100", "a100") if name in text), None)
@@ -109,6 +127,7 @@ def test_values_are_read_or_refused(text: str) -> None:
         except GpupoolError as error:
             codes.add(error.code)
     try:
+        values.past_time(text, NOW)
         assert values.begin_s(text, NOW) >= 0
     except GpupoolError as error:
         codes.add(error.code)

@@ -19,6 +19,14 @@ STATES = {  # long and short names
     "failed": ("FAILED", "F"),
     "stopped": ("CANCELLED", "CA"),
 }
+ENDINGS = {  # names of failures with these codes; an interrupted job is a failed one
+    "TIME_LIMIT": ("TIMEOUT", "TO"),
+    "MEMORY_LIMIT": ("OUT_OF_MEMORY", "OOM"),
+    "NODE_LOST": ("NODE_FAIL", "NF"),
+    "NODE_RESTARTED": ("NODE_FAIL", "NF"),
+    "WAIT_EXPIRED": ("DEADLINE", "DL"),
+    "DEPENDENCY_FAILED": ("CANCELLED", "CA"),
+}
 REASONS = {  # Slurm's reason of a pending job, by the code of ``gpupool why``
     "WAITING_FOR_GPU": "Resources",
     "CPU_OR_MEMORY": "Resources",
@@ -47,7 +55,7 @@ REASONS = {  # Slurm's reason of a pending job, by the code of ``gpupool why``
     "GPU_UNHEALTHY": "ReqNodeNotAvail",
     "FOLDER": "ReqNodeNotAvail",
 }
-BY_SLURM_STATE = {name: state for state, names in STATES.items() for name in names}
+STATE_NAMES = frozenset(name for names in (*STATES.values(), *ENDINGS.values()) for name in names)
 PARTITION = "gpupool"
 QUEUE_FORMAT = "%.12i %.9P %.20j %.8u %.2t %.12M %.6D %R"
 NODES_FORMAT = "%9P %.5a %.10l %.6D %.6t %N"
@@ -71,6 +79,19 @@ def moment(at: float | None) -> str:
     return "N/A" if at is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
 
 
+def state_names(job: Json) -> tuple[str, str]:
+    """Return the long and the short name of a job's state."""
+    ending = job["ending"] if job["state"] == "failed" else None
+    return ENDINGS.get(ending["code"] if ending else "", STATES[job["state"]])
+
+
+def array_task(job: Json, replica: Json, task: int) -> Json:
+    """Return a task of an array in the form of a job."""
+    state = {"pending": "suspended" if job["suspended"] else "queued", "starting": "running"}
+    own = {key: replica[key] for key in ("node", "exit_status", "started_at", "finished_at", "ending")}
+    return job | own | {"id": f"{job['id']}_{task}", "state": state.get(replica["state"], replica["state"])}
+
+
 def job_name(job: Json) -> str:
     """Return the name that the script gave, else the workload's."""
     return str(job["labels"].get(NAME_LABEL) or job["name"])
@@ -86,6 +107,12 @@ def reason(job: Json) -> str:
     """Return Slurm's reason of a pending job; ``None`` for other jobs, and as long as the reason is not known."""
     waiting = job.get("waiting") or {}
     return REASONS.get(waiting.get("code", ""), "None") if job["state"] == "queued" else "None"
+
+
+def _exit_code(job: Json) -> str:
+    """Return the exit status and the signal; of an array those of the task that explains its end."""
+    status = job["exit_status"] or (job["ending"] or {}).get("exit_status") or 0
+    return f"0:{status - 128}" if 128 < status < 193 else f"{status}:0"
 
 
 def _node_or_reason(job: Json) -> str:
@@ -105,8 +132,8 @@ QUEUE_FIELDS: Mapping[str, tuple[str, Callable[[Json], object]]] = {
     "j": ("NAME", job_name),
     "u": ("USER", lambda j: j["user"]),
     "a": ("ACCOUNT", lambda j: j["project"]),
-    "t": ("ST", lambda j: STATES[j["state"]][1]),
-    "T": ("STATE", lambda j: STATES[j["state"]][0]),
+    "t": ("ST", lambda j: state_names(j)[1]),
+    "T": ("STATE", lambda j: state_names(j)[0]),
     "M": ("TIME", lambda j: elapsed(_ran(j))),
     "l": ("TIME_LIMIT", lambda j: elapsed(j["max_time_s"]) if j["max_time_s"] else "UNLIMITED"),
     "D": ("NODES", lambda _: 1),
@@ -161,8 +188,8 @@ ACCOUNTING: Mapping[str, Callable[[Json], object]] = {
     "account": lambda j: j["project"],
     "user": lambda j: j["user"],
     "alloccpus": lambda j: f"{j['cpus'] or 1:g}",
-    "state": lambda j: STATES[j["state"]][0],
-    "exitcode": lambda j: _exit_code(j["exit_status"]),
+    "state": lambda j: state_names(j)[0],
+    "exitcode": _exit_code,
     "elapsed": lambda j: f"{int(_ran(j)) // 3600:02d}:{int(_ran(j)) % 3600 // 60:02d}:{int(_ran(j)) % 60:02d}",
     "submit": lambda j: moment(j["created_at"]),
     "start": lambda j: moment(j["started_at"]),
@@ -173,11 +200,6 @@ ACCOUNTING: Mapping[str, Callable[[Json], object]] = {
     "timelimit": lambda j: elapsed(j["max_time_s"]) if j["max_time_s"] else "UNLIMITED",
     "workdir": lambda j: j["workdir"] or "",
 }
-
-
-def _exit_code(status: int | None) -> str:
-    status = status or 0
-    return f"0:{status - 128}" if 128 < status < 193 else f"{status}:0"
 
 
 def format_rows(

@@ -193,7 +193,7 @@ OPTIONS = (
     _row("--open-mode", "MODE", _attribute("append", lambda text: text.startswith("a"))),
     _row("-D --chdir", "DIR", _set("workdir")),
     _row("-A --account", "NAME", _set("project")),
-    _row("-p --partition", "NAME", _attribute("partition"), "it has no effect; --pool selects nodes by a label"),
+    _row("-p --partition", "NAME", _attribute("partition"), "there are no partitions; --pool selects nodes by a label"),
     _row("-w --nodelist", "NODE", _nodelist),
     _row("-C --constraint", "FEATURE", _constraint),
     _row("--exclusive", "", _exclusive),

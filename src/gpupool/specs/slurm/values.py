@@ -119,6 +119,18 @@ def begin_s(text: str, now: datetime) -> float:
     return max(0.0, (moment - now).total_seconds())
 
 
+def past_time(text: str, now: datetime) -> datetime:
+    """Return the time in ``now-2hours``, ``today``, ``08:00`` (of today) or ``2030-01-20``."""
+    delay = _DELAY.fullmatch(text.replace("now-", "now+", 1))
+    if delay is not None:
+        return now - timedelta(seconds=int(delay[1] or 0) * _DELAY_UNITS[(delay[2] or "second").removesuffix("s")])
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    found = today if text == "today" else _moment(text, today - timedelta(seconds=1))
+    if found is None:
+        raise refusal(f"'{text[:40]}' is not a time.", "Write now-2hours, 08:00 or 2030-01-20T12:30:00.")
+    return found
+
+
 def _moment(text: str, now: datetime) -> datetime | None:
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     if text in {"today", "tomorrow"}:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import getopt
+import math
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 from gpupool.cli.output import notify, show
 from gpupool.cli.render import slurm
 from gpupool.cli.transport.pool import PoolClient, open_pool, workload_path
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.slurm import values
 from gpupool.specs.slurm.script import (
     NAME_LABEL,
+    TASK,
     add_default_output,
     apply_words,
     complete,
@@ -26,6 +31,9 @@ from gpupool.specs.slurm.script import (
 Options = dict[str, str]
 MAX_SCRIPT_BYTES = 96 << 10  # of a script on standard input: the limit of one argument is 128 KiB
 MAX_TASKS = 64
+_TASKS = re.compile(r"(w[0-9a-z]{10})_(\d+|\[[\d,:-]+\])")
+_LIST = re.compile(r"(?:\[[^\]]*\]|[^,])+")  # parts between commas that are not in brackets
+_ENDED = frozenset({"succeeded", "failed", "stopped"})
 JOB_ONLY = frozenset({"after", "parallelism"})  # options of jobs that ``run`` does not have
 
 
@@ -100,8 +108,8 @@ def _run_tasks(count: int, command: Sequence[str]) -> int:
 
 def squeue(words: list[str]) -> int:
     """List jobs that have not ended."""
-    names = "user= me jobs= job= name= states= partition= account= noheader format= long start all iterate= Format="
-    options, _ = _parse(words, "u:j:n:t:p:A:ho:lai:O:", names.split())
+    names = "user= me jobs= job= name= states= partition= account= noheader format= long all array iterate="
+    options, _ = _parse(words, "u:j:n:t:p:A:ho:lari:", names.split())
     text = options.get("-o", slurm.QUEUE_FORMAT)
     jobs = _jobs(open_pool(), options)
     show(slurm.format_rows(text, slurm.QUEUE_FIELDS, jobs, header="-h" not in options))
@@ -119,10 +127,9 @@ def sinfo(words: list[str]) -> int:
 
 def sacct(words: list[str]) -> int:
     """List jobs, ended ones included."""
-    names = "user= jobs= name= state= noheader format= parsable parsable2 allocations allusers starttime= endtime= "
-    options, _ = _parse(words, "u:j:s:no:pPXaS:E:", f"{names} delimiter= units= brief".split(), SACCT)
+    names = "user= jobs= name= state= account= noheader format= parsable parsable2 allocations allusers array "
+    options, _ = _parse(words, "u:j:s:A:no:pPXaS:E:", f"{names} starttime= endtime= units=".split(), SACCT)
     header = "-n" not in options
-    options["-h"] = ""
     jobs = _jobs(open_pool(), options, ended=True)
     parsable = "P" if "-P" in options else "p" if "-p" in options else ""
     show(slurm.accounting_lines(options.get("-o", slurm.ACCOUNTING_FIELDS), jobs, header=header, parsable=parsable))
@@ -139,13 +146,27 @@ def scancel(words: list[str]) -> int:
         raise _refusal("scancel needs jobs.", "Give ids or names, or --me, --user, --name or --state.")
     for name in names:
         try:
-            pool.post(workload_path(name, "stop"), {"force": False})
+            _cancel(pool, name)
         except GpupoolError as error:
             from gpupool.cli.errors import report
 
             report(error)
             status = 1
     return status
+
+
+def _cancel(pool: PoolClient, name: str) -> None:
+    """Stop a job, or the tasks in ``ID_3`` or ``ID_[1-4]``."""
+    job, tasks = _task_reference(name)
+    if tasks is None:
+        pool.post(workload_path(job, "stop"), {"force": False})
+        return
+    indexes = {task: replica["index"] for task, replica in _tasks_of(pool, job)}
+    missing = [task for task in tasks if task not in indexes]
+    if missing:
+        raise GpupoolError(ErrorCode.NOT_FOUND, f"{job} has no task {missing[0]}.", "squeue -r lists tasks.")
+    for task in tasks:
+        pool.post(workload_path(job, "stop"), {"force": False, "index": indexes[task]})
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -158,6 +179,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 LONG = {  # the short spelling of a long option
     "--user": "-u",
+    "--account": "-A",
+    "--array": "-r",
+    "--starttime": "-S",
+    "--endtime": "-E",
     "--jobs": "-j",
     "--job": "-j",
     "--name": "-n",
@@ -185,23 +210,63 @@ def _parse(
 
 
 def _jobs(pool: PoolClient, options: Options, *, ended: bool = False) -> list[dict[str, Any]]:
-    """Return the jobs that options such as ``-u``, ``-j``, ``-n`` and ``-t`` select, oldest first."""
-    states = [text.strip().upper() for text in options.get("-t", options.get("-s", "")).split(",") if text.strip()]
-    unknown = [state for state in states if state not in slurm.BY_SLURM_STATE and state != "ALL"]
+    """Return the jobs and tasks that options such as ``-u``, ``-j``, ``-n`` and ``-t`` select, oldest first."""
+    states = {text.strip().upper() for text in options.get("-t", options.get("-s", "")).split(",") if text.strip()}
+    unknown = sorted(states - slurm.STATE_NAMES - {"ALL"})
     if unknown:
-        raise _refusal(f"The state {unknown[0][:40]} is not known.", f"States: {', '.join(slurm.BY_SLURM_STATE)}.")
-    wanted = [slurm.BY_SLURM_STATE[state] for state in states if state != "ALL"]
-    query = {"all": ended or bool(states), "state": wanted, "mine": True if "--me" in options else None}
-    query["reasons"] = None if ended else True
-    jobs: Iterable[dict[str, Any]] = pool.workloads(query)
-    users, ids, names = (_listed(options, flag) for flag in ("-u", "-j", "-n" if not ended else "--name"))
-    return [
-        job
-        for job in reversed(list(jobs))
+        raise _refusal(f"The state {unknown[0][:40]} is not known.", f"States: {', '.join(sorted(slurm.STATE_NAMES))}.")
+    all_states = ended or bool(states)
+    query = {"all": all_states, "mine": True if "--me" in options else None, "reasons": None if ended else True}
+    users, accounts, names = (_listed(options, flag) for flag in ("-u", "-A", "--name" if ended else "-n"))
+    ids = [_task_reference(part) for part in _LIST.findall(options.get("-j", ""))]
+    start, end = (_time(options.get(flag), ended=flag == "-E") for flag in ("-S", "-E"))
+    rows = [
+        row
+        for job in reversed(pool.workloads(query))
         if (not users or job["user"] in users)
-        and (not ids or {job["id"], job["name"]} & ids)
+        and (not accounts or job["project"] in accounts)
         and (not names or {job["name"], job["labels"].get(NAME_LABEL, "")} & names)
+        and job["created_at"] < end
+        and (job["finished_at"] is None or job["finished_at"] >= start)
+        for row in _rows(pool, job, ids, each_task="-r" in options)
     ]
+    live = rows if all_states else [row for row in rows if row["state"] not in _ENDED]
+    return live if not states or "ALL" in states else [row for row in live if states & {*slurm.state_names(row)}]
+
+
+def _rows(
+    pool: PoolClient, job: dict[str, Any], ids: Sequence[tuple[str, Sequence[int] | None]], *, each_task: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield a job if ``ids`` name it (none: all jobs), or its tasks that ``ids`` name."""
+    wanted = [tasks for ref, tasks in ids if ref in {job["id"], job["name"]}]
+    if ids and not wanted:
+        return
+    whole = not ids or None in wanted
+    if whole and not (each_task and NAME_LABEL in job["labels"] and job["completions"] > 1):
+        yield job
+        return
+    numbers = {task for tasks in wanted for task in tasks or ()}
+    for task, replica in _tasks_of(pool, job["id"]):
+        if whole or task in numbers:
+            yield slurm.array_task(job, replica, task)
+
+
+def _tasks_of(pool: PoolClient, job: str) -> list[tuple[int, dict[str, Any]]]:
+    """Return number and replica of each task of an array."""
+    replicas = pool.get(workload_path(job))["replicas"]
+    return [(each["parameters"][TASK], each) for each in replicas if TASK in (each["parameters"] or {})]
+
+
+def _task_reference(text: str) -> tuple[str, tuple[int, ...] | None]:
+    """Return the job and the tasks in ``ID_3`` and ``ID_[1-4,7]``; no tasks for a name or an id."""
+    found = _TASKS.fullmatch(text)
+    return (text, None) if found is None else (found[1], values.indices(found[2].strip("[]")).tasks)
+
+
+def _time(text: str | None, *, ended: bool) -> float:
+    if text is None:
+        return math.inf if ended else 0.0
+    return values.past_time(text, datetime.now().astimezone()).timestamp()
 
 
 def _listed(options: Options, flag: str) -> set[str]:
