@@ -66,6 +66,30 @@ def test_each_error_is_a_problem_document(
     assert problem["error"] == {"code": problem["code"], "message": problem["detail"], "hint": problem["hint"]}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message", "hint"),
+    [
+        ("POST", "/v1/projects", {"name": "a b"}, "name: 'a b' cannot be used.", "Use up to 63 letters"),
+        (
+            "POST",
+            "/v1/workspaces",
+            {"name": "a", "environment": "python:2.7"},
+            "'python:2.7'",
+            "Write python, python:3.11",
+        ),
+        ("GET", "/v1/workloads/a b", None, "ref: 'a b'", "Use up to 63 letters"),
+        ("GET", "/v1/nodes/a b", None, "name: 'a b'", "Use letters, digits"),
+        ("GET", "/v1/services/a b", None, "service: 'a b'", "PROJECT:NAME"),
+    ],
+)
+def test_names_are_refused_with_what_to_write_instead_of_a_pattern(
+    http: httpx2.Client, method: str, path: str, body: Json | None, message: str, hint: str
+) -> None:
+    problem = http.request(method, path, json=body).json()
+    assert message in problem["detail"]
+    assert hint in problem["hint"]
+
+
 def test_request_that_is_not_http_gets_a_problem_document(pool: LivePool) -> None:
     context = ssl.create_default_context(cafile=pool.tls.certificate)
     with (

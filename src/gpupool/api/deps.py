@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from gpupool.api.login_limit import FailedAttempts
+from gpupool.api.schemas import name_patterns
 from gpupool.api.schemas.base import MAX_PAGE
 from gpupool.api.scopes import need_scope
 from gpupool.api.server.acceptor import overloaded
@@ -240,18 +241,16 @@ Member = Annotated[Actor, Depends(member)]
 AdministratorOrSelf = Annotated[Actor, Depends(administrator_or_self)]
 Closing = Annotated[asyncio.Event, Depends(get_closing)]
 
-Ref = Annotated[
-    str, Path(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", description="A workload's id or name.")
-]
+Ref = Annotated[str, Path(pattern=name_patterns.NAME, description="A workload's id or name.")]
 ServiceRef = Annotated[
     str,
     Path(
-        pattern=r"^[A-Za-z0-9]([A-Za-z0-9._:-]{0,126}[A-Za-z0-9])?$",
+        pattern=name_patterns.SERVICE_REF,
         description="A service's id, name, or PROJECT:NAME.",
     ),
 ]
-NodeName = Annotated[str, Path(pattern=r"^[A-Za-z0-9._-]{1,253}$", description="A node's name.")]
-NameInPath = Annotated[str, Path(pattern=r"^[A-Za-z0-9._@+-]{1,64}$")]
+NodeName = Annotated[str, Path(pattern=name_patterns.NODE_NAME, description="A node's name.")]
+NameInPath = Annotated[str, Path(pattern=name_patterns.USER_NAME)]
 Index = Annotated[int, Query(ge=0, le=10_000_000, description="Which replica.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE, description="Maximum number of entries.")]
 MAX_OFFSET_DIGITS = 9

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from gpupool.api.deps import check_caller
 from gpupool.api.problems import PROBLEM_JSON, problem_body
+from gpupool.api.schemas import name_patterns
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.services.log_rate_limit import LogLimit
 
@@ -108,6 +109,10 @@ def invalid(problems: Sequence[Any]) -> GpupoolError:
         return GpupoolError(ErrorCode.INVALID_REQUEST, "The request is not valid.", "See /v1/openapi.json.")
     first = problems[0]
     where = ".".join(str(part) for part in first.get("loc", ()) if part not in {"body", "query", "path"})
+    hint = name_patterns.HINTS.get(first.get("ctx", {}).get("pattern", ""))
+    if hint is not None:
+        sentence = f"{where[:200]}: '{str(first.get('input'))[:80]}' cannot be used."
+        return GpupoolError(ErrorCode.INVALID_REQUEST, sentence, hint)
     message = str(first.get("msg", "is not valid")).removeprefix("Value error, ")
     sentence = f"{where[:200]}: {message[:300]}" if where else message[:300]
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""

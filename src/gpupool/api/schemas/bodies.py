@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from gpupool.api.schemas import name_patterns
 from gpupool.api.schemas.base import Body
 from gpupool.domain.nodes.gpu import SpreadRule
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
@@ -26,7 +27,7 @@ def _without_nul(text: str) -> str:
     return text
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", max_length=63)]
+Name = Annotated[str, StringConstraints(pattern=name_patterns.NAME, max_length=63)]
 Note = Annotated[str, StringConstraints(max_length=500), AfterValidator(_without_nul)]
 Permille = Annotated[int, Field(ge=0, le=MAX_PERMILLE)]
 Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gpupool.api.deps import Caller, Member, Ref, Services, TimeoutS, Word, answer
 from gpupool.api.paging import Paged, matches
+from gpupool.api.schemas import name_patterns
 from gpupool.api.schemas.work.workloads import ReasonView
 from gpupool.api.schemas.work.workspaces import (
     AssignBody,
@@ -40,9 +41,7 @@ router = APIRouter(prefix="/v1/workspaces", tags=["workspaces"])
 ANSWER_AFTER_S = 20.0  # a longer change continues, and the client asks again
 TaskId = Annotated[str, Query(pattern=r"^h[0-9a-z]{10}$", description="Wait for this change of files.")]
 Forget = Annotated[bool, Query(description="Delete without its node, which is down: its files stay there.")]
-InPath = Annotated[
-    str, Path(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$", description="A snapshot's name or id.")
-]
+InPath = Annotated[str, Path(pattern=name_patterns.NAME, description="A snapshot's name or id.")]
 
 
 @router.get("", response_model=WorkspaceList)

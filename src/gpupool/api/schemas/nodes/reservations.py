@@ -6,11 +6,12 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from gpupool.api.schemas import name_patterns
 from gpupool.api.schemas.base import Body, PageView, View
 from gpupool.api.schemas.bodies import Name, Note
 
 Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
-NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]
+NodeName = Annotated[str, StringConstraints(pattern=name_patterns.NODE_NAME)]
 Title = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from gpupool.api.schemas import name_patterns
 from gpupool.api.schemas.base import Body, PageView, View
 from gpupool.api.schemas.bodies import Name
 from gpupool.api.schemas.work.workloads import GpuRequestView, ReasonView
@@ -17,11 +18,11 @@ from gpupool.specs.request import GpuSpec
 
 Environment = Annotated[
     str,
-    StringConstraints(pattern=r"^(python(:?3(\.[0-9]{1,2})?)?|uv\.lock|requirements\.txt|conda\.yml)?$"),
+    StringConstraints(pattern=name_patterns.ENVIRONMENT),
 ]
 FileName = Literal["uv.lock", "pyproject.toml", ".python-version", "uv.toml", "requirements.txt", "conda.yml"]
 FileText = Annotated[str, StringConstraints(max_length=MAX_ENVIRONMENT_BYTES)]
-NodeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,253}$")]
+NodeName = Annotated[str, StringConstraints(pattern=name_patterns.NODE_NAME)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=40)]
 
 
