@@ -118,6 +118,17 @@ def test_closed_output_is_no_error(pool: FakePool) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize("words", ["ps", "ps --json", "stop --help"])
+def test_full_disk_is_not_reported_as_a_missing_pool(pool: FakePool, words: str) -> None:
+    pool.answers["GET /v1/workloads"] = {"workloads": [workload_view("w0000000001")], "next_cursor": None}
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*COMMAND, *words.split()], env=pool.env, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert done.stderr.startswith(b"gpupool: The output cannot be written (No space left on device). [INVALID_FILE]")
+    assert done.returncode == 125
+
+
 def test_missing_pool_error_has_advice(pool: FakePool, gpupool: Any) -> None:
     pool.down()
     done = gpupool("ps")

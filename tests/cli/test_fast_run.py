@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,14 @@ def test_other_signals_are_passed_on(pool: FakePool, number: signal.Signals) -> 
     assert client.wait(20) == 128 + number
     assert shepherd_of(pool).signals == [number]
     client.communicate()
+
+
+def test_full_disk_ends_client_with_the_reason(pool: FakePool) -> None:
+    with Path("/dev/full").open("wb") as full:
+        client = start(pool, "run", "--", "yes", stdout=full)
+        _, said = client.communicate(timeout=20)
+    assert client.returncode == 141
+    assert b"the output cannot be written (No space left on device)" in said
 
 
 def test_closed_output_ends_client_like_sigpipe(pool: FakePool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -10,6 +11,7 @@ from gpupool.cli.terminal import STDOUT
 from gpupool.client.transport.http import is_untrusted, untrusted_error
 from gpupool.domain.errors import EXIT_POOL_ERROR, ErrorCode, GpupoolError
 
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no connection has these errors
 DEBUG_VARIABLE = "GPUPOOL_DEBUG"
 
 
@@ -77,6 +79,12 @@ def no_pool_error() -> GpupoolError:
 
 
 def _to_gpupool_error(error: Exception) -> GpupoolError:
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return GpupoolError(
+            ErrorCode.INVALID_FILE,
+            f"The output cannot be written ({error.strerror}).",
+            "Free space, or write to another disk; changes that the pool has made stay.",
+        )
     if isinstance(error, OSError):
         return connection_error(error)
     hint = f"Run it again with {DEBUG_VARIABLE}=1 for the traceback."

@@ -6,6 +6,7 @@ the program, and signals are always forwarded.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from _socket import socket
@@ -28,14 +29,18 @@ MAX_REPLAY_BYTES = 4 << 20  # input to send again after a reconnect: more than c
 
 
 class AttachResult:
-    """The end of an attachment: the program's ``exit`` (the EXIT frame), ``detached``, or ``broken``."""
+    """The end of an attachment: the program's ``exit`` (the EXIT frame), ``detached``, or ``broken``.
 
-    __slots__ = ("detached", "exit", "output_closed")
+    ``output_error`` says why the output was closed, unless its reader closed it.
+    """
+
+    __slots__ = ("detached", "exit", "output_closed", "output_error")
 
     def __init__(self) -> None:
         self.exit: dict[str, Any] | None = None
         self.detached = False
         self.output_closed = False
+        self.output_error = ""
 
     @property
     def broken(self) -> bool:
@@ -50,6 +55,7 @@ class Sink:
         self.fd = fd
         self.pending = bytearray()
         self.closed = False
+        self.error = ""  # why it is closed, unless its reader closed it
         self._regular = _is_regular(fd)
 
     def add(self, data: bytes) -> None:
@@ -64,9 +70,10 @@ class Sink:
                 written = os.write(self.fd, self.pending if self._regular else self.pending[:WRITE_BYTES])
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
                 self.pending.clear()
                 self.closed = True
+                self.error = "" if error.errno == errno.EPIPE else error.strerror or str(error)
                 return
             del self.pending[:written]
             if not self._regular:
@@ -150,6 +157,7 @@ class AttachLoop:
     def _finished(self) -> bool:
         if self._sinks[frames.STDOUT].closed and not self.result.output_closed:
             self.result.output_closed = True
+            self.result.output_error = self._sinks[frames.STDOUT].error
             self._send(frames.SIGNAL, bytes([PIPE]))
             self._flush()
         if self.result.output_closed:

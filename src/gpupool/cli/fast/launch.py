@@ -179,6 +179,8 @@ class Launcher:
             say(f"detached; {detail['name']} keeps running ('gpupool attach {detail['name']}' connects again)")
             return 0
         if result.output_closed:
+            if result.output_error:
+                say(f"the output cannot be written ({result.output_error}); {detail['name']} gets the signal PIPE")
             return 141  # 128 + PIPE, as for a program whose reader closed the pipe
         if result.exit is not None:
             self._tell_end(detail, index, result.exit, bound=bound)
