@@ -105,6 +105,14 @@ def test_history_has_the_results_of_each_gpu(pool: RealPool) -> None:
     assert [gpu["outcome"] for gpu in run["report"]["gpus"]] == ["fail", "ok", "ok"]
 
 
+def test_gpu_that_a_node_lacks_is_refused_before_a_workload_starts(pool: RealPool) -> None:
+    before = len(pool.json("ps", "-a")["workloads"])
+    refused = pool("verify", "--gpu", "7", ok=False)
+    assert refused.returncode == 125
+    assert f"{node_name(pool)} has no GPU 7. [NOT_FOUND]\n  It has: 0, 1, 2." in refused.stderr.decode()
+    assert len(pool.json("ps", "-a")["workloads"]) == before
+
+
 def test_level_3_runs_as_long_as_asked(pool: RealPool) -> None:
     [report] = json.loads(pool("verify", "--level", "3", "--burn", "1s", "--gpu", "2", "--json").stdout)["reports"]
     [gpu] = report["gpus"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -89,6 +90,7 @@ def verify(  # noqa: C901, PLR0913, PLR0917 - one parameter per option
         _make_project(pool)
         return verify_network(pool, PROJECT, wait, as_json=json)
     nodes = _nodes(pool, node)
+    _check_indexes(nodes, gpu or ())
     _make_project(pool)
     chosen = [word for index in gpu or () for word in ("--gpu", str(index))]
     burn_s = parse_duration_s(burn)
@@ -131,6 +133,18 @@ def _nodes(pool: PoolClient, name: str | None) -> list[Json]:
             "See 'gpupool nodes' and 'gpupool list-gpus'; MIG instances cannot be checked yet.",
         )
     return found
+
+
+def _check_indexes(nodes: Iterable[Json], wanted: Iterable[int]) -> None:
+    """Raise ``GpupoolError`` if a node lacks a GPU that is to be checked."""
+    for node in nodes:
+        there = {gpu["index"] for gpu in node["gpus"]}
+        if missing := [index for index in wanted if index not in there]:
+            raise GpupoolError(
+                ErrorCode.NOT_FOUND,
+                f"{node['name']} has no GPU {missing[0]}.",
+                f"It has: {', '.join(map(str, sorted(there)))}.",
+            )
 
 
 def _count(node: Json) -> int:
