@@ -58,6 +58,8 @@ def test_healthy_gpus_are_checked_by_a_workload(pool: RealPool) -> None:
     assert [gpu["index"] for gpu in report["gpus"]] == [0, 1, 2]
     [workload] = pool.json("ps", "--all")["workloads"][:1]
     assert (workload["project"], workload["labels"]["gpupool.io/verify"]) == ("gpupool-maintenance", node_name(pool))
+    [project] = [each for each in pool.json("list", "projects")["projects"] if each["name"] == workload["project"]]
+    assert project["members"] == [workload["user"]], "no other user escapes the limits of a project in this one"
     assert cordons(pool) == {}
 
 

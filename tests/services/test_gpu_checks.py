@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from fake_fabric import NODE
-from pool_world import ADMIN, ANN, World
+from pool_world import ADMIN, ANN, World, refused
 
+from gpupool.domain.errors import ErrorCode
 from gpupool.domain.events import Reason
 from gpupool.domain.people.access import Project
 from gpupool.domain.work.workload import Workload, WorkloadState
 from gpupool.services.ports.store import EventFilter
+from gpupool.specs.request import parse_request
 from gpupool.verify.results import Check, CheckOutcome, Subject, VerifyReport
 from gpupool.verify.workload import IDLE_LABEL, LABEL, PROJECT
 
@@ -95,6 +97,8 @@ def test_idle_gpus_are_checked_by_a_preemptible_workload_of_the_maintenance_proj
         (check,) = checks(world)
         assert (check.project, check.preemptible, check.labels[LABEL]) == (PROJECT, True, NODE)
         assert check.program.argv[-4:] == ("--level", "2", "--burn", "60")
+        work = parse_request({"kind": "run", "command": ["work"], "project": PROJECT})
+        await refused(lambda: world.services.workloads.submit(ANN, work), ErrorCode.FORBIDDEN)
         (program,) = world.agent.running()
         assert [share.gpu_uuid for share in program.spec.gpus] == ["GPU-0", "GPU-1"]
         done = await end_check(world, report())

@@ -232,7 +232,7 @@ class GpuChecks:
     async def _start(self, node: Node, cards: tuple[Gpu, ...]) -> None:
         actor = await self._access.actor_for_uid(self._owner_uid)
         if PROJECT not in self._identities.projects:
-            await self._access.create_project(actor, Project(PROJECT, note="checks of GPUs"))
+            await self._access.create_project(actor, Project(PROJECT, members=(actor.user,), note="checks of GPUs"))
         level = self._policy().verify_level
         words = ["--level", str(level), "--burn", f"{BURN_S:g}"]
         labels = {LABEL: node.name, IDLE_LABEL: node.name}

@@ -154,7 +154,8 @@ def _count(node: Json) -> int:
 
 def _make_project(pool: PoolClient) -> None:
     if all(project["name"] != PROJECT for project in pool.get("projects")["projects"]):
-        pool.post("projects", {"name": PROJECT})
+        members = [pool.get("whoami")["user"]]  # administrators need not be members; nobody else shall use it
+        pool.post("projects", {"name": PROJECT, "members": members})
 
 
 def _request(node: Json, words: list[str], limit_s: float, wait: str | None, fraction: float | None) -> Json:
