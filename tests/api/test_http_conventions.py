@@ -80,6 +80,7 @@ def test_each_error_is_a_problem_document(
         ("GET", "/v1/workloads/a b", None, "ref: 'a b'", "Use up to 63 letters"),
         ("GET", "/v1/nodes/a b", None, "name: 'a b'", "Use letters, digits"),
         ("GET", "/v1/services/a b", None, "service: 'a b'", "PROJECT:NAME"),
+        ("DELETE", "/v1/workspaces/ann%2Fhome", None, "No name has a '/'.", "Check the name."),
     ],
 )
 def test_names_are_refused_with_what_to_write_instead_of_a_pattern(

@@ -84,8 +84,10 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     return error_response(invalid(error.errors()))
 
 
-async def _on_http_error(_request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - the handler is registered for this class only
+    if error.status_code == 404 and b"%2f" in request.scope.get("raw_path", b"").lower():
+        return error_response(GpupoolError(ErrorCode.NOT_FOUND, "No name has a '/'.", "Check the name."))
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.INVALID_REQUEST)
     said = GpupoolError(code, _sentence(error), _hint(error.status_code))
     return error_response(said, error.status_code, error.headers)
