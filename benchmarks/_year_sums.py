@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import _year_names as names
-from gpupool.store.usage.gpu_hours import DAY_S, EIGHT_DAYS_S, MARKS, Marks, SumFamily
+from gpupool.store.usage.gpu_hours import DAY_S, MARKS, WEEK_S, Marks, SumFamily, TimeSource
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -108,11 +108,12 @@ def summed(book: Ledger, family: SumFamily, step_s: int) -> Iterator[tuple[Any, 
     if family is SumFamily.NODE:
         book = book.only(book.node != NOBODY)
     nothing = np.full(len(book.hour), NOBODY)
-    project = book.project if family is not SumFamily.NODE else nothing
-    user = book.user if family is SumFamily.MEMBER else nothing
+    project = book.project if family not in {SumFamily.NODE, SumFamily.USER} else nothing
+    user = book.user if family in {SumFamily.MEMBER, SumFamily.USER} else nothing
     node = book.node if family is SumFamily.NODE else nothing
-    model = book.model if family is not SumFamily.TOTAL else nothing
-    at = book.hour // step_s
+    model = book.model if family not in {SumFamily.TOTAL, SumFamily.USER} else nothing
+    origin = TimeSource(step_s).start(0) + step_s  # of the first step after the epoch
+    at = (book.hour - origin) // step_s
     packed = (((at * 64 + project + 1) * 256 + user + 1) * 128 + node + 1) * 8 + model + 1
     keys, where = np.unique(packed, return_inverse=True)
     sums = [np.bincount(where, weights=amount, minlength=len(keys)).tolist() for amount in book.amounts]
@@ -122,7 +123,7 @@ def summed(book: Ledger, family: SumFamily, step_s: int) -> Iterator[tuple[Any, 
         rest, user_number = divmod(rest, 256)
         number, project_number = divmod(rest, 64)
         yield (
-            *(family.value, step_s, number * step_s),
+            *(family.value, step_s, origin + number * step_s),
             names.project(project_number - 1) if project_number else "",
             names.user(user_number - 1) if user_number else "",
             names.node(node_number - 1) if node_number else "",
@@ -141,8 +142,8 @@ def write(path: Path, now: float) -> None:
         kept = int(now - family.hours_kept_s) // DAY_S * DAY_S
         conn.executemany(put, summed(book.only(book.hour >= kept), family, HOUR))
         conn.executemany(put, summed(book, family, DAY_S))
-        whole = until // EIGHT_DAYS_S * EIGHT_DAYS_S
-        conn.executemany(put, summed(book.only(book.hour < whole), family, EIGHT_DAYS_S))
+        whole = TimeSource.WEEKS.start(until)
+        conn.executemany(put, summed(book.only(book.hour < whole), family, WEEK_S))
     marks = Marks(int(book.hour.min()) // DAY_S * DAY_S, until)
     told = json.dumps({"since": marks.since, "until": marks.until})
     conn.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (MARKS, told))

@@ -1,13 +1,16 @@
-"""Hourly and daily sums plus leases of the remaining time equal sums over leases alone."""
+"""Hourly, daily and weekly sums plus leases of the remaining time equal sums over leases alone."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from databases import Databases
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,17 +18,20 @@ from sqlalchemy import Connection, Engine, delete, insert, select
 from store_values import lease, share, wid, workload
 
 from gpupool.domain.nodes.gpu import GpuRequest
-from gpupool.domain.usage import UsageFilter
+from gpupool.domain.usage import Period, UsageFilter
+from gpupool.domain.work.time_windows import read_zone
 from gpupool.domain.work.workload import GpuLease, Workload, WorkloadKind, WorkloadState
 from gpupool.services.ports.store import ChangeSet
 from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow
+from gpupool.services.usage.calendar import edges_of
+from gpupool.store.migrations.versions import rev_0021_user_totals
 from gpupool.store.schema import tables as t
 from gpupool.store.schema import usage_tables as ut
 from gpupool.store.usage import gpu_hours, rollup
 from gpupool.store.usage.gpu_hours import DAY_S, HOUR_S, Marks, SourceSpan, SumFamily, TimeSource, cover
 from gpupool.store.work.writes import apply
 
-BEGIN = 20_007 * DAY_S  # the last of eight days that are summed together
+BEGIN = 20_009 * DAY_S  # Sunday, the last day of a week that is summed
 SPAN_S = 3 * DAY_S
 MODELS = {"g1": "Tesla T4", "g2": "Tesla V100", "g3": ""}
 LARGEST_MIB = 32_000
@@ -287,12 +293,12 @@ def test_each_moment_is_counted_once(since: float, until: float, summed: int, ho
         assert span.since < span.until
         at = span.until
         if span.source is not TimeSource.LEASES:
-            assert span.since % span.source == span.until % span.source == 0
-            assert span.until <= summed
+            assert span.source.start(span.since) == span.since
+            assert span.source.start(span.until) == span.until <= summed
         if span.source is TimeSource.HOURS:
             assert span.since >= hours_from
     assert at == max(since, until if spans else since)
-    assert sum(span.source is TimeSource.EIGHT_DAYS for span in spans) <= 1
+    assert sum(span.source is TimeSource.WEEKS for span in spans) <= 1
     assert sum(span.source is TimeSource.DAYS for span in spans) <= 2
 
 
@@ -320,6 +326,7 @@ def test_each_hour_and_day_is_summed_once_per_table(held: Connection) -> None:
         ("project", DAY_S, BEGIN, "default", "", "", "", 0.0, DAY_S - 1800.0, 0),
         ("project", DAY_S, BEGIN, "default", "", "", t4, DAY_S - 5400.0, 0.0, 1),
         ("total", DAY_S, BEGIN, "default", "", "", "", DAY_S - 5400.0, DAY_S - 1800.0, 1),
+        ("user", DAY_S, BEGIN, "", "ada", "", "", DAY_S - 5400.0, DAY_S - 1800.0, 1),
     ]
     for family in SumFamily:
         keys = 2 if family in {SumFamily.PROJECT, SumFamily.MEMBER} else 1  # held by model, and requested
@@ -357,8 +364,30 @@ def test_old_hours_are_deleted_and_their_days_stay(held: Connection) -> None:
     assert min(at for family, at in hours if family == "project") == BEGIN
     days = [r.allocated_s for r in rows_of(held) if (r.step_s, r.family) == (DAY_S, "node")]
     assert sum(days) == 3.5 * DAY_S - 5400.0
+    for dims, key in (((Dim.USER,), ("ada",)), ((Dim.PROJECT, Dim.USER), ("default", "ada"))):
+        query = TimeQuery((BEGIN + 3600.0, BEGIN + 9000.0), dims)
+        agree(gpu_hours.gpu_time(held, query), {(0, key): [3600.0, 5400.0, 1, 0, 0, 0]})
+
+
+def test_weeks_of_a_timeline_in_utc_are_one_sum_each() -> None:
+    zone, year = read_zone("UTC"), (BEGIN + 86400.0, BEGIN + 365 * 86400.0)
+    edges = edges_of(*year, Period.WEEK, zone)
+    for since, until in pairwise(edges[:-1]):  # the last one is not over
+        spans = cover(SourceSpan(TimeSource.LEASES, 0, since, until), Marks(0, int(year[1])), 0)
+        assert [span.source for span in spans] == [TimeSource.WEEKS]
+
+
+def test_hours_of_users_that_a_migration_did_not_have_are_read_from_leases(held: Connection) -> None:
+    sum_all(held, BEGIN + 2 * DAY_S)
+    marks = gpu_hours.load_marks(held)
+    gpu_hours.save_marks(held, replace(marks, users_since=BEGIN + DAY_S))
+    held.execute(delete(ut.gpu_hours).where(ut.gpu_hours.c.family == "user", ut.gpu_hours.c.at < BEGIN + DAY_S))
     query = TimeQuery((BEGIN + 3600.0, BEGIN + 9000.0), (Dim.USER,))
     agree(gpu_hours.gpu_time(held, query), {(0, ("ada",)): [3600.0, 5400.0, 1, 0, 0, 0]})
+    sum_all(held, BEGIN + 3 * DAY_S)
+    assert gpu_hours.load_marks(held).users_since == BEGIN + DAY_S
+    assert rollup.reopen(held, BEGIN + 30 * HOUR_S)
+    assert gpu_hours.load_marks(held).users_since == BEGIN + DAY_S
 
 
 @pytest.mark.parametrize("databases", ["sqlite"], indirect=True)
@@ -367,9 +396,22 @@ def test_days_without_stored_hours_are_summed(held: Connection) -> None:
     assert sum_all(held, until) == until // DAY_S - BEGIN // DAY_S
     steps = {(r.family, r.step_s) for r in rows_of(held)}
     assert ("member", HOUR_S) not in steps
-    assert {("member", DAY_S), ("project", HOUR_S), ("member", 8 * DAY_S)} <= steps
+    assert {("member", DAY_S), ("project", HOUR_S), ("member", 7 * DAY_S)} <= steps
     query = TimeQuery((BEGIN, until), (Dim.USER,))
     agree(gpu_hours.gpu_time(held, query), {(0, ("ada",)): [3.5 * DAY_S - 5400.0, 3.5 * DAY_S - 1800.0, 1, 0, 0, 0]})
+
+
+def test_upgrade_makes_the_sums_that_a_pool_makes(held: Connection) -> None:
+    sum_all(held, BEGIN + 9 * DAY_S + HOUR_S)
+    computed, marks = rows_of(held), gpu_hours.load_marks(held)
+    sums = ut.gpu_hours
+    held.execute(delete(sums).where((sums.c.family == "user") | (sums.c.step_s == 7 * DAY_S)))
+    old = next(row for row in computed if row[:2] == ("member", DAY_S))
+    held.execute(insert(sums).values({**old._mapping, "step_s": 8 * DAY_S}))
+    with Operations.context(MigrationContext.configure(held)):
+        rev_0021_user_totals.upgrade()
+    assert rows_of(held) == computed
+    assert gpu_hours.load_marks(held) == replace(marks, users_since=BEGIN + 9 * DAY_S - 35 * DAY_S)
 
 
 def test_future_hours_are_reopened_after_clock_is_set_back(held: Connection) -> None:

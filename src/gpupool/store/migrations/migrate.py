@@ -39,6 +39,7 @@ REVISIONS = (
     "0018",
     "0019",
     "0020",
+    "0021",
 )
 HEAD = REVISIONS[-1]
 MIGRATIONS = Path(__file__).parent

@@ -120,12 +120,12 @@ Index(
     "ix_workloads_longer_wanted", _wanted.finished_at, sqlite_where=LONGER_REQUESTED, postgresql_where=LONGER_REQUESTED
 )
 
-gpu_hours = Table(  # leases summed over past hours (3600), days or eight days, so that a year is summed quickly
+gpu_hours = Table(  # leases summed over past hours (3600), days or weeks, so that a year is summed quickly
     "gpu_hours",
     metadata,
     Column(
         "family", String(8), primary_key=True
-    ),  # store.usage.gpu_hours.Family: which of the columns below are the keys
+    ),  # store.usage.gpu_hours.SumFamily: which of the columns below are the keys
     Column("step_s", Integer, primary_key=True, autoincrement=False),
     Column("at", BigInteger, primary_key=True, autoincrement=False),
     Column("project", String(63), primary_key=True),

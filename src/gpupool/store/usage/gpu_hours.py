@@ -1,7 +1,7 @@
-"""Sums of past hours, days and eight-day spans, so that a year costs little more to query than a day.
+"""Sums of past hours, days and weeks (UTC), so that a year costs little more to query than a day.
 
-Sums exist by project, by project and model, by project, user and model, and by node and model (``SumFamily``); other
-queries read the leases. Requests have neither node nor model. An hour is summed when it is over and can no longer
+Sums exist by project, by user, by project and model, by project, user and model, and by node and model (``SumFamily``);
+other queries read the leases. Requests have neither node nor model. An hour is summed when it is over and can no longer
 change. A lease that is still held then contributes its part of that hour; the rest is in the following hours.
 """
 
@@ -35,7 +35,8 @@ from gpupool.store.schema.usage_tables import gpu_hours
 from gpupool.store.usage.gpu_time import AMOUNTS, HOUR_S, Sums, add_leases, add_requests
 
 DAY_S = 86400
-EIGHT_DAYS_S = 8 * DAY_S
+WEEK_S = 7 * DAY_S
+MONDAY_S = 4 * DAY_S  # 5 January 1970: weeks begin like those of a timeline in UTC
 MARKS = "gpu_hours"  # key in the table ``meta``
 FEW_SPANS = 8
 SPANS_PER_QUERY = 5_000
@@ -48,6 +49,7 @@ class SumFamily(StrEnum):
     """A set of sums: its key columns, and how long its hours are stored. Days are never deleted."""
 
     TOTAL = "total"
+    USER = "user"
     PROJECT = "project"
     MEMBER = "member"
     NODE = "node"
@@ -59,12 +61,13 @@ class SumFamily(StrEnum):
 
     @property
     def hours_kept_s(self) -> int:
-        """Return how long hours are stored; there are many rows of many users."""
+        """Return how long hours are stored; there are many rows of members and models."""
         return (35 if self is SumFamily.MEMBER else 731) * DAY_S
 
 
 _DIMS = {
     SumFamily.TOTAL: (Dim.PROJECT,),
+    SumFamily.USER: (Dim.USER,),
     SumFamily.PROJECT: (Dim.PROJECT, Dim.MODEL),
     SumFamily.MEMBER: (Dim.PROJECT, Dim.USER, Dim.MODEL),
     SumFamily.NODE: (Dim.NODE, Dim.MODEL),
@@ -77,22 +80,32 @@ class TimeSource(IntEnum):
     LEASES = 0
     HOURS = HOUR_S
     DAYS = DAY_S
-    EIGHT_DAYS = EIGHT_DAYS_S
+    WEEKS = WEEK_S
+
+    def start(self, at: float) -> int:
+        """Return the start of the step that contains a time."""
+        origin = MONDAY_S if self is TimeSource.WEEKS else 0
+        return int((at - origin) // self * self + origin)
 
 
-SUMS = (TimeSource.EIGHT_DAYS, TimeSource.DAYS, TimeSource.HOURS)
+SUMS = (TimeSource.WEEKS, TimeSource.DAYS, TimeSource.HOURS)
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The range of the sums: all time before ``until``, but hours only from ``since``."""
+    """The range of the sums: all time before ``until``, but hours only from ``since``.
+
+    Hours of users begin at ``users_since`` if that is later: the migration that added them had no older hours.
+    """
 
     since: int = 0
     until: int = 0
+    users_since: int = 0
 
     def hours_from(self, family: SumFamily, now: int | None = None) -> int:
         """Return the beginning of the first stored hour of a family, in whole days."""
-        return max(self.since, ((self.until if now is None else now) - family.hours_kept_s) // DAY_S * DAY_S)
+        since = max(self.since, self.users_since) if family is SumFamily.USER else self.since
+        return max(since, ((self.until if now is None else now) - family.hours_kept_s) // DAY_S * DAY_S)
 
 
 def load_marks(conn: Connection) -> Marks:
@@ -124,7 +137,9 @@ def cover(span: SourceSpan, marks: Marks, hours_from: int, sums: Sequence[TimeSo
         return [span]
     length, *shorter = sums
     begin = max(span.since, hours_from if length is TimeSource.HOURS else 0)
-    first, last = -(-begin // length) * length, min(span.until, marks.until) // length * length
+    first, last = length.start(begin), length.start(min(span.until, marks.until))
+    if first < begin:
+        first += length
     if first >= last:
         return cover(span, marks, hours_from, shorter)
     before, after = (SourceSpan(span.source, span.step, *ends) for ends in ((span.since, first), (last, span.until)))

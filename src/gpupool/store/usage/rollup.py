@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, literal, select
@@ -12,7 +12,7 @@ from gpupool.services.ports.usage import Dim, TimeQuery, TimeRow
 from gpupool.store.backends.database import insert_all
 from gpupool.store.schema import tables as t
 from gpupool.store.schema.usage_tables import gpu_hours
-from gpupool.store.usage.gpu_hours import COLUMNS, DAY_S, EIGHT_DAYS_S, Marks, SumFamily, load_marks, save_marks
+from gpupool.store.usage.gpu_hours import COLUMNS, DAY_S, WEEK_S, Marks, SumFamily, TimeSource, load_marks, save_marks
 from gpupool.store.usage.gpu_time import AMOUNTS, HOUR_S, Sums, add_leases, add_requests
 
 _g = gpu_hours.c
@@ -47,7 +47,7 @@ def sum_up(conn: Connection, until: float) -> Chunk | None:
     if end % DAY_S == 0:
         spans.append((DAY_S, end - DAY_S, [family for family in SumFamily if family not in kept]))
     rows = tuple(row for step_s, at, families in spans for row in _rows(conn, step_s, at, families))
-    return Chunk(marks, Marks(marks.since or begin, end), rows, tuple(kept))
+    return Chunk(marks, replace(marks, since=marks.since or begin, until=end), rows, tuple(kept))
 
 
 def _first_day(conn: Connection, limit: int) -> int:
@@ -91,9 +91,9 @@ def write(conn: Connection, chunk: Chunk) -> bool:
     insert_all(conn, insert(gpu_hours), chunk.rows)
     if until % DAY_S == 0:
         _sum_sums(conn, HOUR_S, DAY_S, until, chunk.of_hours)
-    if until % EIGHT_DAYS_S == 0:
-        _forget(conn, EIGHT_DAYS_S, until - EIGHT_DAYS_S, until)
-        _sum_sums(conn, DAY_S, EIGHT_DAYS_S, until, tuple(SumFamily))
+    if until == TimeSource.WEEKS.start(until):
+        _forget(conn, WEEK_S, until - WEEK_S, until)
+        _sum_sums(conn, DAY_S, WEEK_S, until, tuple(SumFamily))
     for family in SumFamily:
         old = (_g.family == family.value, _g.step_s == HOUR_S, _g.at < chunk.after.hours_from(family))
         conn.execute(delete(gpu_hours).where(*old))
@@ -108,7 +108,7 @@ def _forget(conn: Connection, step_s: int, since: int, until: int) -> None:
 
 
 def _sum_sums(conn: Connection, shorter_s: int, step_s: int, until: int, families: tuple[SumFamily, ...]) -> None:
-    """Sum a day, or eight days, from its parts: requests of the first part may already be deleted."""
+    """Sum a day, or a week, from its parts: requests of the first part may already be deleted."""
     since = until - step_s
     for family in families:
         parts = (_g.family == family.value, _g.step_s == shorter_s, _g.at >= since, _g.at < until)
@@ -123,5 +123,5 @@ def reopen(conn: Connection, now: float) -> bool:
     if marks.until <= now:
         return False
     until = int(now // HOUR_S) * HOUR_S
-    save_marks(conn, Marks(min(marks.since, until), until))
+    save_marks(conn, replace(marks, since=min(marks.since, until), until=until))
     return True
