@@ -150,6 +150,7 @@ def test_without_session_only_sign_in_is_served(people: Site) -> None:
                 checked += 1
     assert checked > 10
     assert browser.get("/queue?sort=name").headers["location"] == "/login?next=%2Fqueue%3Fsort%3Dname"
+    assert browser.get("/queue?misspelt=1").headers["location"] == "/login?next=%2Fqueue%3Fmisspelt%3D1"
     assert browser.get("/queue", x_live="1").status_code == 401
 
 

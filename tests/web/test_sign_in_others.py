@@ -20,6 +20,7 @@ from web_harness import WebPool
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from gpupool.api.deps import query_names
 from gpupool.client.transport.endpoint import TlsEndpoint
 from gpupool.web.install import ROUTERS
 
@@ -126,7 +127,10 @@ def test_no_page_shows_secrets_of_other_users(scene: Scene) -> None:
             if not isinstance(route, APIRoute) or "GET" not in route.methods or route.path == "/live":
                 continue
             path = re.sub(r"\{(\w+)[^}]*\}", lambda part: there.get(part[1], "x"), route.path)
-            for query in ("", f"?again={scene.ref}&find=word-in&ref={scene.ref}", "?format=csv"):
+            known = query_names([route.dependant, *route.dependant.dependencies]) - {"*", "format"}
+            words = {"from": scene.ref, "table": "replicas&format=csv", "replica": "0", "index": "0", "attempt": "1"}
+            queries = [f"?{name}={words.get(name, 'word-in')}" for name in known]
+            for query in ("", *queries, "?format=csv"):
                 answer = _begun(scene.other.http, path + query)
                 assert not [secret for secret in SECRETS if secret in answer], path + query
                 seen += 1

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from difflib import get_close_matches
 from typing import Annotated, cast
 
@@ -136,11 +136,17 @@ CALLER_CHECKS = frozenset({authenticate, administrator, manager, member, adminis
 
 async def check_caller(connection: HTTPConnection) -> None:
     """Check the caller of the route, and raise that error first: the request itself cannot be read."""
-    waiting = [getattr(connection.scope.get("route"), "dependant", None)]
-    for dependant in filter(None, waiting):
-        waiting.extend(dependant.dependencies)
+    for dependant in dependants_of(connection):
         if dependant.call in CALLER_CHECKS:
             await dependant.call(connection)
+
+
+def dependants_of(connection: HTTPConnection) -> list[Dependant]:
+    """Return the route of a request, as FastAPI describes it, and all its dependencies."""
+    found = [dependant] if (dependant := getattr(connection.scope.get("route"), "dependant", None)) else []
+    for each in found:
+        found.extend(each.dependencies)
+    return found
 
 
 async def check_query(connection: HTTPConnection) -> None:
@@ -152,26 +158,42 @@ async def check_query(connection: HTTPConnection) -> None:
     scope = connection.scope
     if scope["type"] != "http" or not scope.get("query_string") or scope["path"] == _METRICS_PATH:
         return
-    known = _parameters_of(connection.scope["route"].dependant)
+    error = unknown_parameter(connection)
+    if error is not None:
+        await check_caller(connection)
+        raise error
+
+
+class ReadsQuery:
+    """A dependency that names query parameters which a route reads from its address itself; ``*``: it accepts all."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = frozenset(names)
+
+    async def __call__(self) -> None:
+        """Do nothing: ``query_names`` finds the names."""
+
+
+def query_names(dependants: Iterable[Dependant]) -> set[str]:
+    """Return the names of all query parameters of a route."""
+    found = set[str]()
+    for dependant in dependants:
+        found.update(field.alias for field in dependant.query_params)
+        found.update(dependant.call.names if isinstance(dependant.call, ReadsQuery) else ())
+    return found
+
+
+def unknown_parameter(connection: HTTPConnection) -> GpupoolError | None:
+    """Return the error of the first query parameter that the route does not have; None if it has all."""
+    known = query_names(dependants_of(connection))
     unknown = next((name for name in connection.query_params if name not in known), None)
-    if unknown is None:
-        return
-    await check_caller(connection)
+    if unknown is None or "*" in known:
+        return None
     similar = get_close_matches(unknown, known, 1)
     meant = f" Did you mean '{similar[0]}'?" if similar else ""
     hint = f"It has {', '.join(sorted(known))}." if known else "It has none."
     shown = unknown[:_MAX_SHOWN]
-    raise GpupoolError(ErrorCode.INVALID_REQUEST, f"This path has no query parameter '{shown}'.{meant}", hint)
-
-
-def _parameters_of(dependant: Dependant) -> frozenset[str]:
-    """Return the names of all query parameters of a route."""
-    waiting, found = [dependant], set[str]()
-    while waiting:
-        one = waiting.pop()
-        found.update(field.alias for field in one.query_params)
-        waiting.extend(one.dependencies)
-    return frozenset(found)
+    return GpupoolError(ErrorCode.INVALID_REQUEST, f"This path has no query parameter '{shown}'.{meant}", hint)
 
 
 def _shown(connection: HTTPConnection) -> str:

@@ -17,13 +17,13 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection, Request
 
-from gpupool.api.deps import Services, authenticate, count_for
+from gpupool.api.deps import ReadsQuery, Services, authenticate, count_for, dependants_of, unknown_parameter
 from gpupool.api.scopes import need_scope
 from gpupool.api.server.peer import peer_uid
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -31,7 +31,7 @@ from gpupool.domain.people.access import Actor
 from gpupool.services.pool import PoolServices
 from gpupool.web.cookies import place_of, session_secret
 
-__all__ = ["Form", "SentForm", "Services", "Visitor", "form_token", "visitor", "while_allowed"]
+__all__ = ["Form", "SentForm", "Services", "Visitor", "form_token", "reads", "visitor", "while_allowed"]
 
 RECHECK_INTERVAL_S = 1.0
 MAX_FORM_BYTES = 256 * 1024
@@ -84,6 +84,27 @@ async def while_allowed(
 
 
 Visitor = Annotated[Actor, Depends(visitor)]
+
+
+async def check_page_query(connection: HTTPConnection) -> None:
+    """Raise INVALID_REQUEST for a query parameter that a page does not have: a misspelt filter would show all rows.
+
+    The visitor is checked first, so that those who are not signed in get the sign-in page.
+    """
+    scope = connection.scope
+    if scope["type"] != "http" or scope["method"] != "GET" or not scope.get("query_string"):
+        return
+    error = unknown_parameter(connection)
+    if error is None:
+        return
+    if any(dependant.call is visitor for dependant in dependants_of(connection)):
+        await visitor(connection)
+    raise error
+
+
+def reads(*names: str) -> Any:
+    """Return a dependency of a route that reads these query parameters from its address itself."""
+    return Depends(ReadsQuery(*names))
 
 
 def form_token(actor: Actor) -> str:

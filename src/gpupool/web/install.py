@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from gpupool.services.pool import PoolServices
 from gpupool.web import assets, error_pages
+from gpupool.web.deps import check_page_query
 from gpupool.web.guard import Guard
 from gpupool.web.kit import live, series_routes
 from gpupool.web.kit.live import LiveHub, RefreshCostMiddleware
@@ -76,7 +77,7 @@ def install(app: FastAPI, services: PoolServices, provider: Provider | None = No
     app.state.response_cache = ResponseCache[Any]()
     hub = app.state.live = LiveHub(lambda: services.history.subscribe(None), app.state.closing)
     for router in ROUTERS:
-        app.include_router(router, include_in_schema=False)
+        app.include_router(router, include_in_schema=False, dependencies=[Depends(check_page_query)])
     error_pages.install(app)
     app.user_middleware.append(Middleware(RefreshCostMiddleware, hub=hub))
     app.add_middleware(Guard)

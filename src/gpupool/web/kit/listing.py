@@ -170,6 +170,11 @@ class _Query:
         return tuple((k, v) for k, v in self.request.query_params.multi_items() if k not in own)
 
 
+def table_names(prefix: str = "") -> tuple[str, ...]:
+    """Return the query parameters of a table, for ``reads`` of its route."""
+    return (*(prefix + name for name in ("find", "sort", "page")), "format", "table")
+
+
 @dataclass(frozen=True, slots=True)
 class TableQuery:
     """Search, sort order and page of a table; ``sort`` is a column's key, with ``-`` for descending."""

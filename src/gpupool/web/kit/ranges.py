@@ -18,6 +18,7 @@ DAY_S = 86400
 RANGES: dict[str, int] = {"1h": HOUR_S, "24h": DAY_S, "7d": 7 * DAY_S, "30d": 30 * DAY_S, "1y": 365 * DAY_S}
 RANGE_TITLES = {"1h": "Hour", "24h": "Day", "7d": "Week", "30d": "Month", "1y": "Year"}
 DEFAULT_RANGE = "24h"
+RANGE_NAMES = ("range", "since", "until")  # query parameters
 MAX_RANGE_S = 20 * 366 * DAY_S
 # The step of a chart by the longest time range that uses it: at most about 600 steps. Past hours and days are summed
 # in the store; finer steps are computed from leases. Days and weeks follow the calendar.

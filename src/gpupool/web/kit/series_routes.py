@@ -15,13 +15,14 @@ from gpupool.domain.people.access import Actor
 from gpupool.domain.usage import GroupBy, UsageFilter
 from gpupool.domain.work.workload import Workload, holder_index
 from gpupool.services.pool import PoolServices
-from gpupool.web.deps import Services, Visitor
+from gpupool.web.deps import Services, Visitor, reads
 from gpupool.web.headers import PAGE_HEADERS
 from gpupool.web.kit import series
 from gpupool.web.kit.charts import Chart
-from gpupool.web.kit.ranges import TimeRange, read_range
+from gpupool.web.kit.ranges import RANGE_NAMES, TimeRange, read_range
 
-router = APIRouter(prefix="/ui/series")
+SCOPES = ("project", "user", "node", "model")
+router = APIRouter(prefix="/ui/series", dependencies=[reads(*RANGE_NAMES, *SCOPES, "format")])
 
 _HEADERS = {name: value for name, value in PAGE_HEADERS.items() if name != "cache-control"}
 GROUPINGS = (GroupBy.PROJECT, GroupBy.DEPARTMENT, GroupBy.USER, GroupBy.NODE, GroupBy.MODEL)
@@ -41,7 +42,7 @@ class _SeriesRequest:
 async def _read_request(request: Request, services: Services, visitor: Visitor) -> _SeriesRequest:
     query, accounting = request.query_params, services.accounting
     span = read_range(query, accounting.now(), accounting.time_zone)
-    asked = {name: query.get(name) for name in ("project", "user", "node", "model")}
+    asked = {name: query.get(name) for name in SCOPES}
     return _SeriesRequest(
         request, services, visitor, span, UsageFilter(**{name: text[:253] for name, text in asked.items() if text})
     )

@@ -14,9 +14,9 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.usage import GroupBy, UsageLine, WaitLine
 from gpupool.domain.work.workload import WorkloadKind, WorkloadState
 from gpupool.services.usage.analytics import AnalyticsService, IdleHolder, LongWait
-from gpupool.web.deps import Services, Visitor
-from gpupool.web.kit.listing import Column, ColumnKind, listing
-from gpupool.web.kit.ranges import TimeRange, range_links, read_range
+from gpupool.web.deps import Services, Visitor, reads
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
+from gpupool.web.kit.ranges import RANGE_NAMES, TimeRange, range_links, read_range
 from gpupool.web.rendering import page
 
 HOUR_S = 3600.0
@@ -167,7 +167,10 @@ def idle_columns(currency: str) -> tuple[Column[IdleHolder], ...]:
 router = APIRouter()
 
 
-@router.get("/analytics")
+_TABLES = (*table_names("idle-"), *table_names("waste-"), *table_names("users-"))
+
+
+@router.get("/analytics", dependencies=[reads(*RANGE_NAMES, *_TABLES)])
 async def analytics(
     request: Request, services: Services, visitor: Visitor, by: Annotated[str, Query(max_length=20)] = "pool"
 ) -> Response:

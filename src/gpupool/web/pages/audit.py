@@ -19,17 +19,18 @@ from gpupool.domain.people.access import Role
 from gpupool.domain.work.time_windows import parse_moment, read_zone
 from gpupool.services.ports.store import AuditFilter
 from gpupool.services.usage.events import audit_cursor, parse_audit_cursor
-from gpupool.web.deps import Form
+from gpupool.web.deps import Form, reads
 from gpupool.web.headers import PAGE_HEADERS
 from gpupool.web.kit import form_input as forms
 from gpupool.web.kit.events import EventLine, event_line
 from gpupool.web.kit.form_input import FormValues
-from gpupool.web.kit.listing import Column, ColumnKind, csv_value, listing
+from gpupool.web.kit.listing import Column, ColumnKind, csv_value, listing, table_names
 from gpupool.web.page_context import Context, PageContext
 from gpupool.web.pages.saved_views import saved_views
 
 router = APIRouter()
 
+FILTERS = ("actor", "reason", "target", "since", "until", "before")
 EVENTS_PER_PAGE = 500  # of one page
 CSV_ROWS = 500  # read and written at a time: a few milliseconds
 MAX_FILTER_LENGTH = 300  # characters of a filter
@@ -44,7 +45,7 @@ COLUMNS = (
 )
 
 
-@router.get("/audit")
+@router.get("/audit", dependencies=[reads(*FILTERS, *table_names())])
 async def audit(context: Context) -> Response:
     """Show events that match the filters, newest first."""
     zone = read_zone(context.services.info.time_zone)

@@ -15,8 +15,8 @@ from gpupool.domain.work.workload import ReplicaState, Workload, WorkloadKind, h
 from gpupool.services.control.scheduling_loop import IDLE_WARNING_FRACTION
 from gpupool.services.pool import PoolServices
 from gpupool.services.workloads.leases import LeaseUse
-from gpupool.web.deps import Services, Visitor
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.deps import Services, Visitor, reads
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.pages.saved_views import saved_views
 from gpupool.web.rendering import page
 
@@ -141,7 +141,7 @@ COLUMNS: tuple[Column[LeaseRow], ...] = (
 )  # fmt: skip
 
 
-@router.get("/leases")
+@router.get("/leases", dependencies=[reads(*table_names())])
 async def leases(request: Request, services: Services, visitor: Visitor) -> Response:
     """Show leases with their idle time and end."""
     rows = await lease_rows(services, visitor, services.workloads.now())

@@ -19,9 +19,9 @@ from gpupool.scheduling.explain.wait_reason import Explanation
 from gpupool.scheduling.values import BlockReason
 from gpupool.services.explain.queue import QueueEntry, QueueReport
 from gpupool.services.pool import PoolServices
-from gpupool.web.deps import Services, Visitor
+from gpupool.web.deps import Services, Visitor, reads
 from gpupool.web.kit.labels import gpus_text
-from gpupool.web.kit.listing import Column, ColumnKind, Listing, listing, with_columns
+from gpupool.web.kit.listing import Column, ColumnKind, Listing, listing, table_names, with_columns
 from gpupool.web.kit.response_cache import cache_of
 from gpupool.web.pages.saved_views import saved_views
 from gpupool.web.rendering import page
@@ -258,7 +258,7 @@ def _kind(row: QueueRow) -> str:
     return row.workload.kind.value if pending == 1 else f"{row.workload.kind.value}, {pending} replicas wait"
 
 
-@router.get("/queue")
+@router.get("/queue", dependencies=[reads(*table_names())])
 async def queue(request: Request, services: Services, visitor: Visitor) -> Response:
     """Show the queue with order, wait reasons and estimates."""
     shown = await cached_queue_page(request, services)

@@ -20,8 +20,8 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.usage import GroupBy, Period, UsageFilter, UsageLine, WaitLine
 from gpupool.domain.work.time_windows import read_zone
 from gpupool.services.usage.reports import ReportRequest, UsageReport, make_report
-from gpupool.web.deps import Services, Visitor
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.deps import Services, Visitor, reads
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.rendering import page
 
 Word = TypeVar("Word", GroupBy, Period)
@@ -48,6 +48,8 @@ GROUPS = (
 )
 GROUP_NAMES = {GroupBy.MEMBER: "user in project", GroupBy.POOL: "nothing (total)", GroupBy.MODEL: "GPU model"}
 DEFAULT_PERIOD = "30d"
+FORM_NAMES = ("period", "project", "user", "by", "step", "from", "to")  # query parameters of the form
+WISH_NAMES = ("since", "until", "by", "step", "project", "user")  # of a download
 ROLLING = {"7d": 7, "30d": 30, "90d": 90}
 GRAIN_S = 60.0  # a report ends at a whole minute, so that all who look at it within that minute see the same one
 FINE_GRAIN_S = 10.0  # of a short one, which is soon made again
@@ -232,7 +234,7 @@ router = APIRouter(prefix="/reports")
 CACHE_S = 120.0
 
 
-@router.get("")
+@router.get("", dependencies=[reads(*FORM_NAMES, *table_names())])
 async def reports(request: Request, services: Services, visitor: Visitor) -> Response:
     """Show the form and, once it is computed, the report."""
     accounting, analytics = services.accounting, services.analytics
@@ -258,7 +260,7 @@ def _table(request: Request, report: UsageReport) -> object:
     return listing(request, columns(report, found), found, name="report", default_sort="-allocated")
 
 
-@router.get("/download/{form}")
+@router.get("/download/{form}", dependencies=[reads(*WISH_NAMES)])
 async def download(request: Request, services: Services, _visitor: Visitor, form: ReportFormat) -> Response:
     """Return a report as a file."""
     wish = read_wish(request.query_params, services.accounting.time_zone)

@@ -15,10 +15,10 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.reservation import Reservation
 from gpupool.domain.work.time_windows import parse_moment, read_zone
 from gpupool.services.nodes.reservations import CreatedReservation, ReservationRequest
-from gpupool.web.deps import Form, SentForm
+from gpupool.web.deps import Form, SentForm, reads
 from gpupool.web.kit import form_input
 from gpupool.web.kit.form_input import FormValues
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import AdministratorContext, Context, PageContext, handle_form
 from gpupool.web.rendering import back_to
 
@@ -131,7 +131,7 @@ COLUMNS = (
 )
 
 
-@router.get("/bookings")
+@router.get("/bookings", dependencies=[reads(*table_names())])
 async def reservations(context: Context) -> Response:
     """Show current and future reservations."""
     return await _list(context)

@@ -11,9 +11,9 @@ from gpupool.api.views.service_view import service_view
 from gpupool.domain.units import format_duration
 from gpupool.domain.work.workspace import format_bytes
 from gpupool.specs.fields.service import parse_replicas
-from gpupool.web.deps import SentForm
+from gpupool.web.deps import SentForm, reads
 from gpupool.web.kit import form_input
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import Context, MemberContext
 from gpupool.web.rendering import back_to
 
@@ -72,7 +72,7 @@ REVISIONS: tuple[Column[RevisionView], ...] = (
 )
 
 
-@router.get("")
+@router.get("", dependencies=[reads(*table_names())])
 async def services(context: Context) -> Response:
     """Show the services of the visitor's projects."""
     serving = context.services.serving
@@ -82,7 +82,7 @@ async def services(context: Context) -> Response:
     )
 
 
-@router.get("/{service}")
+@router.get("/{service}", dependencies=[reads(*table_names())])
 async def service(context: Context, service: ServiceRef) -> Response:
     """Show a service and its actions."""
     found = context.services.serving.get(context.visitor, service)

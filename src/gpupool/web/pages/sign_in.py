@@ -20,7 +20,7 @@ from gpupool.web.cookies import (
     session_secret,
     set_session_cookie,
 )
-from gpupool.web.deps import Form, SentForm, Services, posted_form, visitor
+from gpupool.web.deps import Form, SentForm, Services, posted_form, reads, visitor
 from gpupool.web.headers import PAGE_HEADERS
 from gpupool.web.rendering import page
 
@@ -30,7 +30,7 @@ from gpupool.api.deps import NameInPath
 from gpupool.domain.people.access import Role
 from gpupool.domain.people.sessions import Session, SessionOrigin
 from gpupool.web.deps import Visitor
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.rendering import back_to
 
 router = APIRouter()
@@ -182,7 +182,7 @@ async def begin(request: Request, services: Services, next: Next = HOME) -> Resp
     return response
 
 
-@router.get("/login/oidc/callback")
+@router.get("/login/oidc/callback", dependencies=[reads("*")])
 async def callback(request: Request, services: Services) -> Response:
     """Finish the sign-in of a browser that returns from the provider."""
     attempts: FailedAttempts = request.app.state.attempts
@@ -227,7 +227,7 @@ _SYSTEMS = (
 _ORIGINS = {SessionOrigin.LINK: "one-time link", SessionOrigin.TOKEN: "token", SessionOrigin.OIDC: "provider"}
 
 
-@router.get("/sessions")
+@router.get("/sessions", dependencies=[reads(*table_names())])
 async def sessions(request: Request, services: Services, visitor: Visitor) -> Response:
     """Show the table of sessions, with a button to end each."""
     rows = services.sessions.sessions(visitor)

@@ -18,7 +18,7 @@ from gpupool.domain.work.search import NEWEST_FIRST, SearchField, SearchWord, pa
 from gpupool.domain.work.workload import Workload, WorkloadKind, WorkloadState
 from gpupool.services.pool import PoolServices
 from gpupool.services.ports.store import WorkloadFilter
-from gpupool.web.deps import SentForm, Services, Visitor
+from gpupool.web.deps import SentForm, Services, Visitor, reads
 from gpupool.web.kit.labels import command_text, gpus_text
 from gpupool.web.kit.listing import (
     ROWS_PER_PAGE,
@@ -29,6 +29,7 @@ from gpupool.web.kit.listing import (
     csv_stream,
     listing_of_page,
     read_table_query,
+    table_names,
 )
 from gpupool.web.pages.queue import wait_reasons
 from gpupool.web.pages.saved_views import saved_views
@@ -244,7 +245,7 @@ COLUMNS: tuple[Column[WorkloadRow], ...] = (
 )
 
 
-@router.get("/workloads")
+@router.get("/workloads", dependencies=[reads(*WorkloadFilters.__dataclass_fields__, *table_names())])
 async def workloads(request: Request, services: Services, visitor: Visitor) -> Response:
     """Return workloads of all states, newest first; the address contains the filters."""
     filters = WorkloadFilters.of(request.query_params)

@@ -28,11 +28,11 @@ from gpupool.services.workspaces.service import NewWorkspace
 from gpupool.specs.build import gpu_request
 from gpupool.specs.fields.parts import GpuSpec
 from gpupool.specs.options import parse_gpu_amount
-from gpupool.web.deps import Form, SentForm
+from gpupool.web.deps import Form, SentForm, reads
 from gpupool.web.kit import form_input
 from gpupool.web.kit.form_input import FormValues
 from gpupool.web.kit.labels import gpus_text
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import Context, MemberContext, PageContext, handle_form
 from gpupool.web.pages.queue import wait_reasons
 from gpupool.web.rendering import back_to
@@ -146,7 +146,7 @@ SNAPSHOTS: tuple[Column[Snapshot], ...] = (
 )
 
 
-@router.get("")
+@router.get("", dependencies=[reads(*table_names())])
 async def workspaces(context: Context) -> Response:
     """Show the visitor's workspaces, and those that the visitor manages."""
     return await _list(context)
@@ -214,7 +214,7 @@ def _size(form: Form, before: GpuRequest | None = None) -> GpuRequest | None:
 # One workspace
 
 
-@router.get("/{workspace}")
+@router.get("/{workspace}", dependencies=[reads(*table_names())])
 async def workspace(context: Context, workspace: Ref) -> Response:
     """Show a workspace and its actions."""
     services, visitor = context.services, context.visitor

@@ -12,10 +12,10 @@ from gpupool.api.deps import NodeName
 from gpupool.api.schemas.bodies import CordonBody, LabelsBody
 from gpupool.domain.nodes.gpu import NODE_POLICY, Node, NodeState
 from gpupool.domain.nodes.sharing import Sharing, usable_policies
-from gpupool.web.deps import SentForm
+from gpupool.web.deps import SentForm, reads
 from gpupool.web.kit import form_input as forms
 from gpupool.web.kit.form_input import FormValues
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import AdministratorContext, Context, PageContext, handle_form
 from gpupool.web.pages.nodes import view as views
 from gpupool.web.pages.nodes.view import GpuLine, NodeLine, NodeReplica
@@ -64,7 +64,7 @@ RUNNING = (
 )
 
 
-@router.get("/nodes")
+@router.get("/nodes", dependencies=[reads(*table_names())])
 async def nodes(context: Context) -> Response:
     """Show all nodes."""
     lines = await views.node_lines(context.services)
@@ -81,7 +81,7 @@ async def nodes(context: Context) -> Response:
     )
 
 
-@router.get("/nodes/{name}")
+@router.get("/nodes/{name}", dependencies=[reads(*table_names(), *table_names("r-"))])
 async def node(context: Context, name: NodeName) -> Response:
     """Show a node, its replicas and the effect of a drain."""
     return await _show_node(context, name)

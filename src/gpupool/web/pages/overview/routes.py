@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gpupool.services.pool import PoolServices
-from gpupool.web.deps import Services, Visitor
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.deps import Services, Visitor, reads
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.kit.response_cache import cache_of
 from gpupool.web.pages.overview import pool_map
 from gpupool.web.pages.overview.view import MAX_LEGEND_ENTRIES, ColourBy, GpuRow, NodeCard, Overview, overview
@@ -52,7 +52,7 @@ _COLUMNS: tuple[Column[_OneGpu], ...] = (
 )
 
 
-@router.get("/")
+@router.get("/", dependencies=[reads(*table_names(), "all")])
 async def first_page(
     request: Request,
     services: Services,

@@ -13,10 +13,10 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import SpreadRule
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Department, Project, Role
-from gpupool.web.deps import Form, SentForm
+from gpupool.web.deps import Form, SentForm, reads
 from gpupool.web.kit.form_input import FormValues
 from gpupool.web.kit.form_input import names as typed_names
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import AdministratorContext, Context, ManagerContext, PageContext, handle_form
 from gpupool.web.pages.projects import view as views
 from gpupool.web.pages.projects.view import ShareLine
@@ -69,7 +69,7 @@ DEPARTMENTS = (
 )
 
 
-@router.get("/projects")
+@router.get("/projects", dependencies=[reads(*table_names(), *table_names("d-"))])
 async def projects(context: Context) -> Response:
     """Show quotas, fair shares, over-quota use and waiting GPUs."""
     return await _list(context)

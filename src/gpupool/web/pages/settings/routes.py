@@ -11,10 +11,10 @@ from gpupool.domain.people.access import Role
 from gpupool.domain.people.warning import SECRETS, MailSecurity, WarningKind, WarningSettings, WebhookKind
 from gpupool.services.ports.storage import StoredFiles
 from gpupool.services.storage import UserStorage
-from gpupool.web.deps import SentForm
+from gpupool.web.deps import SentForm, reads
 from gpupool.web.kit.filters import size
 from gpupool.web.kit.form_input import FormValues
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import AdministratorContext, Context, PageContext, handle_form
 from gpupool.web.pages.settings import view as views
 from gpupool.web.rendering import back_to
@@ -82,7 +82,7 @@ def _user_url(user: str) -> str | None:
     return f"/users/{user}" if user else None
 
 
-@router.get(f"{URL}/storage")
+@router.get(f"{URL}/storage", dependencies=[reads(*table_names(), *table_names("u-"))])
 async def storage(context: AdministratorContext) -> Response:
     """Show the disk use by kind of file and by user."""
     report = await context.services.storage.report(context.visitor)

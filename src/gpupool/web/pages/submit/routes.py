@@ -22,7 +22,7 @@ from gpupool.services.pool import PoolServices
 from gpupool.specs.jobfile import load_job_file
 from gpupool.specs.request import WorkloadRequest
 from gpupool.specs.resubmit import request_of
-from gpupool.web.deps import Form, SentForm, Services, Visitor
+from gpupool.web.deps import Form, SentForm, Services, Visitor, reads
 from gpupool.web.pages.submit.account import SystemAccount, account_of
 from gpupool.web.pages.submit.command_line import command_line
 from gpupool.web.pages.submit.form import (
@@ -85,7 +85,7 @@ async def _read_context(services: PoolServices, visitor: Actor, source: str) -> 
 # The form
 
 
-@router.get("/submit")
+@router.get("/submit", dependencies=[reads(*FIELDS)])
 async def form(
     request: Request,
     services: Services,

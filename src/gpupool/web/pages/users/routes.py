@@ -9,10 +9,10 @@ from gpupool.api.deps import NameInPath
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.ids import check_name
 from gpupool.domain.people.access import Role, User
-from gpupool.web.deps import SentForm
+from gpupool.web.deps import SentForm, reads
 from gpupool.web.kit import form_input as forms
 from gpupool.web.kit.form_input import FormValues
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import AdministratorContext, Context, PageContext, handle_form
 from gpupool.web.pages.users import view as views
 from gpupool.web.pages.users.tokens import TOKENS
@@ -39,7 +39,7 @@ ROLES = (
 )
 
 
-@router.get("/users")
+@router.get("/users", dependencies=[reads(*table_names())])
 async def users(context: Context) -> Response:
     """Show all users to an administrator, only themselves to others."""
     return await _list(context, FormValues({"role": "member"}))
@@ -66,7 +66,7 @@ async def create_user(context: AdministratorContext, form: SentForm) -> Response
     return await handle_form(form, change, lambda typed: _list(context, typed))
 
 
-@router.get("/users/{name}")
+@router.get("/users/{name}", dependencies=[reads(*table_names())])
 async def user(context: Context, name: NameInPath) -> Response:
     """Show a user."""
     return await _show_user(context, await _user(context, name))

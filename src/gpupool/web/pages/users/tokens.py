@@ -11,10 +11,10 @@ from gpupool.api.deps import NameInPath
 from gpupool.api.schemas.bodies import TokenBody
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.people.access import Role, Scope
-from gpupool.web.deps import SentForm
+from gpupool.web.deps import SentForm, reads
 from gpupool.web.kit import form_input as forms
 from gpupool.web.kit.form_input import FormValues
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.page_context import Context, PageContext, handle_form
 from gpupool.web.pages.users import view as views
 from gpupool.web.pages.users.view import TokenLine
@@ -34,7 +34,7 @@ TOKENS = (
 )
 
 
-@router.get("/tokens")
+@router.get("/tokens", dependencies=[reads(*table_names())])
 async def tokens(context: Context) -> Response:
     """Show all tokens to an administrator, their own to others."""
     values = {"user": context.visitor.user, "role": str(context.visitor.role), "scope": "full", "expires": "30d"}

@@ -24,9 +24,9 @@ from gpupool.services.pool import PoolServices
 from gpupool.services.usage.efficiency import efficiency
 from gpupool.specs.limits import MAX_PRIORITY
 from gpupool.specs.request import parse_request
-from gpupool.web.deps import Form, SentForm, Services, Visitor
+from gpupool.web.deps import Form, SentForm, Services, Visitor, reads
 from gpupool.web.kit.labels import command_text, gang_text, gpus_text, limits_text, sharing_text
-from gpupool.web.kit.listing import Column, ColumnKind, listing
+from gpupool.web.kit.listing import Column, ColumnKind, listing, table_names
 from gpupool.web.kit.response_cache import cache_of
 from gpupool.web.pages.leases import EXTENSIONS
 from gpupool.web.pages.submit.account import account_of
@@ -59,7 +59,7 @@ EVENTS: tuple[Column[Event], ...] = (
 )
 
 
-@router.get("")
+@router.get("", dependencies=[reads(*table_names("r_"), *table_names("e_"))])
 async def workload(
     request: Request,
     services: Services,
@@ -106,7 +106,7 @@ async def _efficiency(request: Request, services: PoolServices, found: Workload)
     return made
 
 
-@router.get("/results")
+@router.get("/results", dependencies=[reads(*table_names())])
 async def results(request: Request, services: Services, visitor: Visitor, ref: Ref) -> Response:
     """Show the parameters and metrics of all replicas as a table that can be sorted and exported."""
     found = await services.workloads.get(visitor, ref)
