@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gpupool.domain.work.workload import WorkloadState
-from gpupool.web.kit.listing import ROWS_PER_PAGE, Column, ColumnKind, Listing, csv_value, listing
+from gpupool.web.kit.listing import DEFAULT_PAGE_SIZE, PAGE_SIZES, Column, ColumnKind, Listing, csv_value, listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,36 @@ def test_heading_shows_sort_direction(query: str, sorted_: str) -> None:
 
 
 def test_long_tables_are_paginated() -> None:
-    many = [Job(f"job-{n:03d}") for n in range(2 * ROWS_PER_PAGE + 1)]
+    many = [Job(f"job-{n:03d}") for n in range(2 * DEFAULT_PAGE_SIZE + 1)]
     first, last = ask("sort=name", many), ask("sort=name&page=3", many)
-    assert (len(first.lines), first.pages, first.previous_url) == (ROWS_PER_PAGE, 3, None)
+    assert (len(first.lines), first.pages, first.previous_url) == (DEFAULT_PAGE_SIZE, 3, None)
     assert first.next_url == "/jobs?sort=name&page=2"
-    assert (names(last), last.next_url) == ([f"job-{2 * ROWS_PER_PAGE:03d}"], None)
+    assert (names(last), last.next_url) == ([f"job-{2 * DEFAULT_PAGE_SIZE:03d}"], None)
     assert (first.total, first.matching) == (len(many), len(many))
+
+
+@pytest.mark.parametrize("size", PAGE_SIZES)
+def test_url_chooses_the_rows_of_a_page(size: int) -> None:
+    many = [Job(f"job-{n:03d}") for n in range(max(PAGE_SIZES) + 1)]
+    first = ask(f"rows={size}&sort=name", many)
+    assert (len(first.lines), first.size, first.pages) == (size, size, -(-len(many) // size))
+    assert first.next_url == f"/jobs?rows={size}&sort=name&page=2"
+    assert f"rows={size}" in first.headings[0].href
+    assert ("rows", str(size)) in first.other_fields
+    last = ask(f"rows={size}&sort=name&page=99", many)
+    assert (names(last)[-1], last.page) == (many[-1].name, first.pages)
+    assert dict(last.size_urls)[25] == "/jobs?sort=name&rows=25"
+
+
+@pytest.mark.parametrize("rows", ["", "0", "-25", "26", "1000000000", "25x", "²"])
+def test_other_numbers_of_rows_are_not_accepted(rows: str) -> None:
+    table = ask(f"rows={rows}", [Job(f"job-{n:03d}") for n in range(300)])
+    assert (len(table.lines), table.size) == (DEFAULT_PAGE_SIZE, DEFAULT_PAGE_SIZE)
+
+
+def test_short_tables_have_no_choice_of_rows() -> None:
+    assert ask("", [Job(f"job-{n}") for n in range(25)]).size_urls == ()
+    assert len(ask("", [Job(f"job-{n}") for n in range(26)]).size_urls) == len(PAGE_SIZES)
 
 
 def test_two_tables_of_a_page_have_separate_parameters() -> None:

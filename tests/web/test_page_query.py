@@ -92,7 +92,7 @@ def test_unknown_parameter_is_an_error_on_every_page(site: Site, addresses: list
 def test_misspelt_filter_names_the_right_one(site: Site) -> None:
     shown = words(site.get("/workloads?stat=failed").text)
     assert "This path has no query parameter 'stat'. Did you mean 'state'?" in shown
-    assert "It has find, format, label, name, page, project, sort, state, table, user." in shown
+    assert "It has find, format, label, name, page, project, rows, sort, state, table, user." in shown
 
 
 def test_known_parameters_lead_to_pages(site: Site, addresses: list[str]) -> None:

@@ -18,9 +18,10 @@ and the template puts it in place, with a last column of buttons if it wants one
       {{ parts.action("/workloads/" ~ row.id ~ "/stop", "Stop", confirm="Stop " ~ row.name ~ "?", danger=true) }}
     {% endcall %}
 
-Query: ``?sort=-created&find=words&page=2&format=csv&table=workloads``. ``find`` keeps rows that contain every word;
-``state:running`` looks in one column. ``page()`` answers ``format=csv`` by itself for a ``Listing`` among its values.
-The second of two tables on a page takes ``prefix="..."``, which is put before ``sort``, ``find`` and ``page``.
+Query: ``?sort=-created&find=words&page=2&rows=100&format=csv&table=workloads``. ``find`` keeps rows that contain every
+word; ``state:running`` looks in one column. ``page()`` answers ``format=csv`` by itself for a ``Listing`` among its
+values. The second of two tables on a page takes ``prefix="..."``, which is put before ``sort``, ``find``, ``page`` and
+``rows``.
 
 What ``value`` gives by kind: TIME epoch seconds, DURATION seconds, PERCENT 0 to 100, GPUS thousandths, BYTES bytes,
 STATE a word or an enum; None is shown as a dash and sorted last. ``note`` is a smaller second line.
@@ -42,7 +43,8 @@ from starlette.responses import Response, StreamingResponse
 
 from gpupool.domain.units import format_duration, format_permille
 
-ROWS_PER_PAGE = 50  # a browser renders this many without a noticeable delay
+PAGE_SIZES = (25, 50, 100, 200)  # a browser renders 200 rows with a short delay
+DEFAULT_PAGE_SIZE = 50
 MAX_PAGES = 100_000
 MAX_SEARCH_LENGTH = 200
 CSV_TYPE = "text/csv; charset=utf-8"
@@ -117,7 +119,10 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Row]):
-    """A table for a template: ``total`` rows, of which ``matching`` match the search."""
+    """A table for a template: ``total`` rows, of which ``matching`` match the search.
+
+    ``size`` is the number of rows of a page; ``size_urls`` are the other choices, empty for a short table.
+    """
 
     name: str
     prefix: str
@@ -132,6 +137,8 @@ class Listing(Generic[Row]):
     csv_url: str
     previous_url: str | None
     next_url: str | None
+    size: int
+    size_urls: tuple[tuple[int, str], ...]
     download: Response | None
 
 
@@ -150,6 +157,11 @@ class _Query:
     def page(self) -> int:
         text = self.get("page", "1")
         return max(1, min(int(text), MAX_PAGES)) if text.isascii() and text.isdigit() and len(text) < 9 else 1
+
+    @property
+    def size(self) -> int:
+        text = self.get("rows")
+        return next((size for size in PAGE_SIZES if str(size) == text), DEFAULT_PAGE_SIZE)
 
     @property
     def wants_csv(self) -> bool:
@@ -172,22 +184,30 @@ class _Query:
 
 def table_names(prefix: str = "") -> tuple[str, ...]:
     """Return the query parameters of a table, for ``reads`` of its route."""
-    return (*(prefix + name for name in ("find", "sort", "page")), "format", "table")
+    return (*(prefix + name for name in ("find", "sort", "page", "rows")), "format", "table")
 
 
 @dataclass(frozen=True, slots=True)
 class TableQuery:
-    """Search, sort order and page of a table; ``sort`` is a column's key, with ``-`` for descending."""
+    """Search, sort order and page of a table; ``sort`` is a column's key, with ``-`` for descending.
+
+    ``size`` is the number of rows of a page.
+    """
 
     find: str
     sort: str
     page: int
+    size: int
     csv: bool
 
     @property
     def offset(self) -> int:
         """Return the number of rows before the page."""
-        return (self.page - 1) * ROWS_PER_PAGE
+        return (self.page - 1) * self.size
+
+    def pages(self, rows: int) -> int:
+        """Return the number of pages that have this number of rows together."""
+        return max(1, -(-rows // self.size))
 
 
 def read_table_query(
@@ -198,7 +218,7 @@ def read_table_query(
     sort = query.get("sort", default_sort)
     known = sort.lstrip("-") in {column.key for column in columns if column.sortable}
     find = query.get("find")[:MAX_SEARCH_LENGTH].strip()
-    return TableQuery(find, sort if known else default_sort, query.page, query.wants_csv)
+    return TableQuery(find, sort if known else default_sort, query.page, query.size, query.wants_csv)
 
 
 def listing(
@@ -215,8 +235,8 @@ def listing(
     every = list(rows)
     matching = _search(every, columns, asked.find) if asked.find else every
     ordered = _sort(matching, columns, asked.sort)
-    asked = replace(asked, page=min(asked.page, _pages(len(ordered))))
-    shown = RowPage(ordered[asked.offset : asked.offset + ROWS_PER_PAGE], len(every), len(matching))
+    asked = replace(asked, page=min(asked.page, asked.pages(len(ordered))))
+    shown = RowPage(ordered[asked.offset : asked.offset + asked.size], len(every), len(matching))
     table = listing_of_page(request, columns, shown, asked, name=name, prefix=prefix)
     return replace(table, download=_csv(name, columns, ordered)) if asked.csv else table
 
@@ -241,7 +261,7 @@ def listing_of_page(
 ) -> Listing[Row]:
     """Return the page of a table from rows that are already searched, sorted and cut as ``asked`` says."""
     query = _Query(request, name, prefix)
-    pages = _pages(window.matching)
+    pages = asked.pages(window.matching)
     number = min(asked.page, pages)
     return Listing(
         name=name,
@@ -257,12 +277,12 @@ def listing_of_page(
         csv_url=query.url(format="csv", table=name, page=None),
         previous_url=query.url(page=number - 1) if number > 1 else None,
         next_url=query.url(page=number + 1) if number < pages else None,
+        size=asked.size,
+        size_urls=tuple(
+            (size, query.url(rows=size, page=None)) for size in PAGE_SIZES if window.matching > PAGE_SIZES[0]
+        ),
         download=None,
     )
-
-
-def _pages(rows: int) -> int:
-    return max(1, -(-rows // ROWS_PER_PAGE))
 
 
 def with_columns(table: Listing[Row], columns: Sequence[Column[Row]]) -> Listing[Row]:

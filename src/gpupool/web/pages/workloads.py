@@ -21,7 +21,7 @@ from gpupool.services.ports.store import WorkloadFilter
 from gpupool.web.deps import SentForm, Services, Visitor, reads
 from gpupool.web.kit.labels import command_text, gpus_text
 from gpupool.web.kit.listing import (
-    ROWS_PER_PAGE,
+    PAGE_SIZES,
     Column,
     ColumnKind,
     RowPage,
@@ -130,8 +130,8 @@ async def find(
     wanted = replace(of_filters, search=of_filters.search + parse_search(asked.find), sort=parse_sort(asked.sort))
     matching = await services.workloads.count(actor, wanted)
     total = matching if not asked.find else await services.workloads.count(actor, of_filters)
-    last_page = max(0, (matching - 1) // ROWS_PER_PAGE)
-    page = replace(wanted, offset=min(asked.offset, last_page * ROWS_PER_PAGE), limit=ROWS_PER_PAGE)
+    last_page = replace(asked, page=asked.pages(matching))
+    page = replace(wanted, offset=min(asked.offset, last_page.offset), limit=asked.size)
     return RowPage(await _rows(services, actor, page), total, matching)
 
 
@@ -274,7 +274,7 @@ async def workloads(request: Request, services: Services, visitor: Visitor) -> R
 @router.post("/workloads/bulk")
 async def bulk(services: Services, visitor: Visitor, form: SentForm) -> Response:
     """Apply an action to the selected workloads; those that refuse it do not stop the others."""
-    action, chosen = form.text("action"), list(dict.fromkeys(form.all_values("id")))[:ROWS_PER_PAGE]
+    action, chosen = form.text("action"), list(dict.fromkeys(form.all_values("id")))[: PAGE_SIZES[-1]]
     verb = dict(BULK_ACTIONS).get(action) or ("Set priority" if action == "priority" else "")
     if not verb or not chosen:
         problem = "No workload is selected." if verb else f"'{action[:40]}' is not an action."
