@@ -41,6 +41,20 @@ def description() -> Json:
 # Errors
 
 
+@pytest.mark.parametrize("value", [["b!d"], {"b": "d"}, []])
+@pytest.mark.parametrize("field", ["memory", "log_limit", "service.replicas", "service.body"])
+def test_errors_do_not_quote_lists(http: httpx2.Client, field: str, value: object) -> None:
+    outer, _, inner = field.partition(".")
+    answer = http.post("/v1/workloads", json={"command": ["true"], outer: {inner: value} if inner else value})
+    assert answer.status_code == 400
+    assert re.fullmatch(rf"'{field}' must be [^'\"]+\.", answer.json()["detail"])
+
+
+def test_form_errors_end_with_one_full_stop(http: httpx2.Client) -> None:
+    answer = http.post("/v1/workspaces", json={"name": "w", "gpus": {"count": "many"}})
+    assert answer.json()["detail"] == "gpus.count: must be a whole number from 0 to 1024."
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [

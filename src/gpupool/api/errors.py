@@ -116,6 +116,7 @@ def invalid(problems: Sequence[Any]) -> GpupoolError:
         sentence = f"{where[:200]}: '{str(first.get('input'))[:80]}' cannot be used."
         return GpupoolError(ErrorCode.INVALID_REQUEST, sentence, hint)
     message = str(first.get("msg", "is not valid")).removeprefix("Value error, ")
-    sentence = f"{where[:200]}: {message[:300]}" if where else message[:300]
+    message = message[:300].rstrip(".")
+    sentence = f"{where[:200]}: {message}" if where else message
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     return GpupoolError(ErrorCode.INVALID_REQUEST, f"{sentence}{more}.", "The fields are in /v1/openapi.json.")

@@ -86,9 +86,10 @@ def _size(value: object) -> int | None:
 
 
 def _bad_size(value: object) -> PydanticCustomError:
+    shown = isinstance(value, str | int)
     return refusal(
         ErrorCode.INVALID_SIZE,
-        f"{str(value)[:40]!r} is not an amount of memory.",
+        f"'{str(value)[:40]}' is not an amount of memory." if shown else "must be an amount of memory.",
         "Write MiB as a whole number (2048) or text with a unit (4G).",
     )
 

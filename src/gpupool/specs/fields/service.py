@@ -44,7 +44,9 @@ def parse_replicas(value: object) -> tuple[int, int]:
     if found is None:
         raise GpupoolError(
             ErrorCode.INVALID_COUNT,
-            f"'{str(value)[:40]}' is not a number of replicas.",
+            f"'{str(value)[:40]}' is not a number of replicas."
+            if isinstance(value, str | int)
+            else "must be a number of replicas.",
             f"Give a number from 1 to {MAX_REPLICAS}, or a range such as 0..4.",
         )
     least = int(found[1])
