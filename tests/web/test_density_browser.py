@@ -49,6 +49,52 @@ def test_list_has_25_rows_on_a_laptop(visit: Visit, full_pool: WebPool, path: st
     check_accessible(page)
 
 
+CUT = """row => [...row.querySelectorAll('td, td a')].filter(e => e.scrollWidth > e.clientWidth + 1
+    && !e.closest('.row-actions') && getComputedStyle(e).display !== 'inline').map(e => e.textContent)"""
+
+
+@pytest.mark.parametrize(
+    ("path", "width"),
+    [("/workloads", 1440), ("/workloads", 1366), ("/queue", 1440), ("/queue", 1366), ("/leases", 1180)],
+)
+def test_cut_texts_are_shown_to_the_keyboard(visit: Visit, full_pool: WebPool, path: str, width: int) -> None:
+    page = visit(width=width, height=768)
+    page.goto(path)
+    row = page.locator(".listing tbody tr").filter(has_text=f"{NAME}1").first
+    assert row.evaluate(CUT), "a test of texts that are cut needs some"
+    page.keyboard.press("j")
+    row.get_by_role("link").first.focus()
+    assert row.evaluate(CUT) == []
+    check_accessible(page)
+    page.evaluate("document.activeElement.blur()")
+    page.locator("tr.at").evaluate_all("rows => rows.forEach(row => row.classList.remove('at'))")
+    assert row.evaluate(CUT)
+
+
+@pytest.mark.parametrize("path", ["/workloads", "/queue", "/leases"])
+def test_cut_texts_are_shown_to_a_finger(visit: Visit, full_pool: WebPool, path: str) -> None:
+    page = visit(width=1180, height=820, has_touch=True)
+    page.goto(path)
+    row = page.locator(".listing tbody tr").filter(has_text=f"{NAME}1").first
+    assert row.evaluate(CUT), "a test of texts that are cut needs some"
+    row.locator("td[data-label=GPUs]").tap()
+    assert row.evaluate(CUT) == []
+    assert page.url.endswith(path)
+
+
+def test_click_does_not_move_the_link(visit: Visit, full_pool: WebPool) -> None:
+    page = visit(**LAPTOP)
+    page.goto("/queue")
+    link = page.locator(".listing tbody tr").nth(1).get_by_role("link").first
+    box = link.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 5, box["y"] + 10)
+    page.mouse.down()
+    assert link.bounding_box() == box
+    page.mouse.up()
+    page.wait_for_url(re.compile("/workloads/w"))
+
+
 @pytest.mark.parametrize("path", ["/home", "/workloads", "/queue", "/leases", "/audit"])
 def test_rows_are_short_on_a_phone(visit: Visit, full_pool: WebPool, path: str) -> None:
     page = visit(width=390, height=844, is_mobile=True, has_touch=True)

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gpupool.domain.work.workload import WorkloadState
-from gpupool.web.kit.listing import DEFAULT_PAGE_SIZE, PAGE_SIZES, Column, ColumnKind, Listing, csv_value, listing
+from gpupool.web.kit.listing import (
+    DEFAULT_PAGE_SIZE,
+    PAGE_SIZES,
+    Column,
+    ColumnKind,
+    Listing,
+    csv_value,
+    listing,
+    with_columns,
+)
+from gpupool.web.rendering import rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +115,24 @@ def test_url_chooses_the_rows_of_a_page(size: int) -> None:
     assert dict(last.size_urls)[25] == "/jobs?sort=name&rows=25"
 
 
-@pytest.mark.parametrize("rows", ["", "0", "-25", "26", "1000000000", "25x", "²"])
-def test_other_numbers_of_rows_are_not_accepted(rows: str) -> None:
-    table = ask(f"rows={rows}", [Job(f"job-{n:03d}") for n in range(300)])
+@pytest.mark.parametrize("text", ["", "0", "-25", "26", "1000000000", "25x", "²"])
+def test_other_numbers_of_rows_are_not_accepted(text: str) -> None:
+    table = ask(f"rows={text}", [Job(f"job-{n:03d}") for n in range(300)])
     assert (len(table.lines), table.size) == (DEFAULT_PAGE_SIZE, DEFAULT_PAGE_SIZE)
 
 
 def test_short_tables_have_no_choice_of_rows() -> None:
     assert ask("", [Job(f"job-{n}") for n in range(25)]).size_urls == ()
     assert len(ask("", [Job(f"job-{n}") for n in range(26)]).size_urls) == len(PAGE_SIZES)
+
+
+def test_rows_of_dense_tables_take_the_focus() -> None:
+    """Rows without a link or a button are stops of the keyboard, because they too may have cut texts."""
+    linked, plain = ask("", JOBS), with_columns(ask("", JOBS), COLUMNS[1:])
+    assert "tabindex" not in rows(linked)
+    assert rows(linked, dense=True).count('<tr role="row" tabindex="-1">') == len(JOBS)
+    assert rows(plain, dense=True).count('<tr role="row" tabindex="0">') == len(JOBS)
+    assert rows(plain, lambda job: job.name, dense=True).count('tabindex="-1"') == len(JOBS)
 
 
 def test_two_tables_of_a_page_have_separate_parameters() -> None:

@@ -31,22 +31,27 @@ from gpupool.web.kit.notices import Notice
 
 THEME_COOKIE = "gpupool_theme"
 LIVE_HEADER = "x-live"
-MAX_UNCUT = 20  # characters of a text; longer ones may be cut, and have a title with all of it
+MAX_UNCUT = 20  # characters of a text; longer ones may be cut, and have a title with all of it for the mouse
 
 # The macros of parts.html are compiled once for all pages, but their forms need the token of the current visitor.
 _token: ContextVar[str] = ContextVar("form_token", default="")
 NOTHING = '<span class="quiet">–</span>'  # noqa: RUF001 - a dash is meant
 
 
-def rows(listing: Listing[Any], actions: Callable[[Any], str] | None = None) -> Markup:
-    """Return all rows of the current page; ``actions`` returns the HTML of a last cell with buttons."""
-    return Markup("".join(_row(line, actions) for line in listing.lines))  # noqa: S704 - cells are escaped
+def rows(listing: Listing[Any], actions: Callable[[Any], str] | None = None, *, dense: bool = False) -> Markup:
+    """Return all rows of the current page; ``actions`` returns the HTML of a last cell with buttons.
+
+    Rows of a ``dense`` table, whose texts may be cut, show all of them when they have the focus.
+    """
+    return Markup("".join(_row(line, actions, dense=dense) for line in listing.lines))  # noqa: S704 - cells are escaped
 
 
-def _row(line: TableRow[Any], actions: Callable[[Any], str] | None) -> str:
+def _row(line: TableRow[Any], actions: Callable[[Any], str] | None, *, dense: bool) -> str:
     cells = "".join(map(_cell, line.cells))
     buttons = "" if actions is None else f'<td role="cell" class="row-actions">{actions(line.row)}</td>'
-    return f'<tr role="row">{cells}{buttons}</tr>\n'
+    stop = -1 if actions is not None or any(cell.href for cell in line.cells) else 0  # those with links have stops
+    focus = f' tabindex="{stop}"' if dense else ""
+    return f'<tr role="row"{focus}>{cells}{buttons}</tr>\n'
 
 
 def _cell(cell: Cell) -> str:
