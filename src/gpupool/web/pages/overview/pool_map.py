@@ -32,9 +32,9 @@ _STROKES = (
     '<path d="M0 4h8M4 0v8"/>',
     '<path d="M0 0 4 4 8 0M0 8 4 4"/>',
 )
-_IDLE = (
-    '<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" class="idle-fill">'
-    '<rect width="6" height="6"/><path d="M-1 7 7-1M-1 1l2-2M5 7l2-2"/></pattern>'
+_IDLE = (  # rings, which no owner has
+    '<pattern id="idle" width="12" height="12" patternUnits="userSpaceOnUse" class="idle-fill">'
+    '<rect width="12" height="12"/><circle cx="6" cy="6" r="3.5"/></pattern>'
 )
 
 
