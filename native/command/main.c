@@ -13,7 +13,7 @@
 #include "command.h"
 
 /* SOCKET:BODY:PATH: the descriptors of the connection and of the request's body, and the path of the pool's socket.
- * gpupool.cli.fast.early_request reads it. */
+ * gpupool.cli.fast.commands reads it. */
 #define VARIABLE "GPUPOOL_EARLY_REQUEST"
 #define PYTHON "gpupool-python"
 #define TIMEOUT_S 10

@@ -19,15 +19,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpupool.cli.fast import early_request
+from gpupool.cli.fast import commands
 from gpupool.cli.request import options, request_body
 
 # Prints its arguments and what it was handed over, as JSON.
 STAND_IN = """\
 import json, os, sys
-from gpupool.cli.fast import early_request
-inherited = os.environ.get(early_request.VARIABLE)
-early = early_request.take()
+from gpupool.cli.fast import commands
+inherited = os.environ.get(commands.EARLY_REQUEST_VARIABLE)
+early = commands.take_early_request()
 shown = None if early is None else [early.body, early.api_socket, os.get_inheritable(early.exchange.fileno())]
 print(json.dumps([[os.fsencode(word).hex() for word in sys.argv[1:]], inherited is not None, shown]))
 """
@@ -290,9 +290,9 @@ def test_program_is_found_through_a_link(installed: Installed, tmp_path: Path) -
 
 @pytest.mark.parametrize("value", ["", "x", "1:2", "1:2:/x", "-1:5:/x", "70:71:/x", "٣:٤:/x"])
 def test_variable_of_another_process_is_ignored(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    monkeypatch.setenv(early_request.VARIABLE, value)
-    assert early_request.take() is None
-    assert early_request.VARIABLE not in os.environ
+    monkeypatch.setenv(commands.EARLY_REQUEST_VARIABLE, value)
+    assert commands.take_early_request() is None
+    assert commands.EARLY_REQUEST_VARIABLE not in os.environ
     for fd in (1, 2):
         os.fstat(fd)
 
