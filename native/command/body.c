@@ -166,21 +166,27 @@ static void program(struct text *text, char *const *words) {
     append(text, "]");
 }
 
-/* As gpupool.cli.terminal: without a terminal, or in the background of a shell, the program gets pipes. */
-static void terminal(struct text *text) {
-    bool has_terminal = isatty(0) && isatty(1);
-    pid_t foreground = has_terminal ? tcgetpgrp(0) : -1;
-    struct winsize size = {0};
-    char fields[128];
+struct size command_terminal_size(void) {
     static const int ORDER[] = {1, 0, 2};
-    for (int i = 0; i < 3 && (size.ws_row == 0 || size.ws_col == 0); i++)
-        if (ioctl(ORDER[i], TIOCGWINSZ, &size) != 0)
-            size = (struct winsize){0};
-    if (size.ws_row == 0 || size.ws_col == 0)
-        size = (struct winsize){.ws_row = ROWS, .ws_col = COLUMNS};
-    has_terminal = has_terminal && (foreground == -1 || foreground == getpgrp());
-    snprintf(fields, sizeof fields, ",\"tty\":%s,\"stdin\":%s,\"rows\":%u,\"columns\":%u", has_terminal ? "true" : "false",
-             has_terminal ? "false" : "true", size.ws_row, size.ws_col);
+    struct winsize size;
+    for (int i = 0; i < 3; i++)
+        if (ioctl(ORDER[i], TIOCGWINSZ, &size) == 0 && size.ws_row > 0 && size.ws_col > 0)
+            return (struct size){size.ws_row, size.ws_col};
+    return (struct size){ROWS, COLUMNS};
+}
+
+/* As gpupool.cli.terminal: without a terminal, or in the background of a shell, the program gets pipes. */
+bool command_has_terminal(void) {
+    pid_t foreground = isatty(0) && isatty(1) ? tcgetpgrp(0) : 0;
+    return foreground == -1 || foreground == getpgrp();
+}
+
+static void terminal(struct text *text) {
+    bool tty = command_has_terminal();
+    struct size size = command_terminal_size();
+    char fields[128];
+    snprintf(fields, sizeof fields, ",\"tty\":%s,\"stdin\":%s,\"rows\":%u,\"columns\":%u", tty ? "true" : "false",
+             tty ? "false" : "true", size.rows, size.columns);
     append(text, fields);
 }
 

@@ -1,9 +1,11 @@
-/* gpupool-command, installed as `gpupool`: sends the request of a plain `gpupool run` and becomes the Python program.
+/* gpupool-command, installed as `gpupool`: a plain `gpupool run` without Python, whose start takes longer than all else.
  *
- * Python needs ten milliseconds and more before it can send a request. This program sends it in less than one, and the
- * pool places and starts the workload while Python starts. Every other command line goes to Python unchanged. */
+ * It sends the request, copies the program's input and output, and ends with its status. With a terminal, for a program
+ * that waits or does not end by itself, and after any error, it becomes the Python program, which takes over the
+ * connections. Every other command line goes to Python unchanged. */
 #pragma once
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -32,5 +34,27 @@ bool command_find_pool(char path[PATH_BYTES]);
 
 /* Writes the body of the request, the same as gpupool.cli.request.request_body. Returns false if Python must do it. */
 bool command_body(const struct arguments *arguments, struct text *body);
+
+struct size {
+    unsigned short rows, columns;
+};
+
+/* Returns the size of the user's terminal, 24 by 80 without one. */
+struct size command_terminal_size(void);
+
+/* Returns whether the program gets a terminal. */
+bool command_has_terminal(void);
+
+enum attach_end { EXITED, BROKEN, OUTPUT_CLOSED };
+
+/* Blocks the signals that are forwarded to the program, and SIGPIPE; returns a descriptor that reads them, or -1. */
+int command_block_signals(sigset_t *before);
+
+/* Copies until the program has ended and its output is written. `exit` gets the report of the end, `error` the error
+ * number of an output that was closed. */
+enum attach_end command_attach(int fd, int signals, struct text *exit, int *error);
+
+/* Removes the first bytes. */
+void command_consume(struct text *text, size_t length);
 
 void command_append(struct text *text, const char *data, size_t length);

@@ -366,6 +366,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", self.headers.get("Accept", "") if known else "application/json")
         self.send_header("Content-Length", str(len(payload)))
+        if self.path.startswith("/v1/workloads?wait=") and status < 300 and body["sharing"] != "advisory":
+            self.send_header("Gpupool-Attach", body["replicas"][0]["attach_path"])
         self.end_headers()
         self.wfile.write(payload)
         self.close_connection = True

@@ -1,4 +1,7 @@
-"""The native program ``gpupool``: it sends the request that Python would send, or leaves the words to Python."""
+"""The native program ``gpupool``: it sends the request that Python would send, or leaves the words to Python.
+
+``tests/cli/test_fast_run.py`` shows that it then does the same as Python.
+"""
 
 from __future__ import annotations
 
@@ -130,8 +133,21 @@ def _collect(listener: socket.socket, received: list[bytes]) -> None:
             client, _ = listener.accept()
         except OSError:
             return
-        with client, client.makefile("rb") as stream:
-            received.append(stream.read())
+        with client:
+            if request := read_request(client):
+                received.append(request)
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """Return a whole request, or nothing if a client only looked whether the pool listens."""
+    connection.settimeout(20)
+    request = b""
+    while b"\r\n\r\n" not in request or len(request.partition(b"\r\n\r\n")[2]) < length_of(request):
+        data = connection.recv(1 << 16)
+        if not data:
+            break
+        request += data
+    return request
 
 
 @pytest.fixture
@@ -326,14 +342,7 @@ def test_broken_connection_is_followed_by_the_same_request(
         while len(bodies) < 2:
             connection, _ = listener.accept()
             with connection:
-                connection.settimeout(20)
-                request = b""
-                while b"\r\n\r\n" not in request or len(request.partition(b"\r\n\r\n")[2]) < length_of(request):
-                    data = connection.recv(1 << 16)
-                    if not data:
-                        break  # a look whether the pool listens
-                    request += data
-                if request:
+                if request := read_request(connection):
                     bodies.append(body_of(request))
                 if len(bodies) == 2:
                     head = f"HTTP/1.1 400 Bad Request\r\nContent-Length: {len(refusal)}\r\n\r\n"

@@ -28,42 +28,54 @@ if TYPE_CHECKING:
 
     Values = dict[str, Any]
 
-EARLY_REQUEST_VARIABLE = "GPUPOOL_EARLY_REQUEST"  # SOCKET:BODY:PATH, two descriptors and the path of the pool's socket
-BODY_FILE = "/memfd:gpupool-request (deleted)"
-MAX_BODY_BYTES = 1 << 26  # more than the arguments and the environment of a process
+# SOCKET:BODY:ANSWER:EXIT:PATH, four descriptors (EXIT may be -1) and the path of the pool's socket
+EARLY_REQUEST_VARIABLE = "GPUPOOL_EARLY_REQUEST"
+MEMORY_FILE = "/memfd:gpupool-request (deleted)"
+MAX_FILE_BYTES = 1 << 26  # more than the arguments and the environment of a process
 
 
 class EarlyRequest:
-    """A submission that waits for its answer: its ``exchange``, its ``body`` and the pool's socket."""
+    """A submission that was sent: its ``exchange``, its ``body`` and the pool's socket.
 
-    __slots__ = ("api_socket", "body", "exchange")
+    ``ended``: the native program was attached until the end; ``exit`` is then the EXIT frame, None if the connection
+    broke.
+    """
+
+    __slots__ = ("api_socket", "body", "ended", "exchange", "exit")
 
     def __init__(self, exchange: HttpExchange, body: Values, api_socket: str) -> None:
         self.exchange = exchange
         self.body = body
         self.api_socket = api_socket
+        self.ended = False
+        self.exit: Values | None = None
 
 
 def take_early_request() -> EarlyRequest | None:
     """Return the request that was sent for this process, or None. It can be taken once."""
-    sent, body, api_socket = (*os.environ.pop(EARLY_REQUEST_VARIABLE, "").split(":", 2), "", "")[:3]
+    handed_over = os.environ.pop(EARLY_REQUEST_VARIABLE, "").split(":", 4)
     try:
-        if os.readlink(f"/proc/self/fd/{body}") != BODY_FILE:
+        number, body, answer, end, api_socket = handed_over
+        if os.readlink(f"/proc/self/fd/{body}") != MEMORY_FILE:
             return None  # the variable is from another process
-        fields = light_json.loads(_read_and_close(int(body)))
-        sock = socket(AF_UNIX, SOCK_STREAM, 0, int(sent))
-        os.set_inheritable(int(sent), False)  # noqa: FBT003 - it takes no keyword
+        sock = socket(AF_UNIX, SOCK_STREAM, 0, int(number))
+        os.set_inheritable(int(number), False)  # noqa: FBT003 - it takes no keyword
+        sock.settimeout(CONNECT_TIMEOUT_S)
+        exchange = HttpExchange(sock, _read_and_close(answer))
+        early = EarlyRequest(exchange, light_json.loads(_read_and_close(body)), api_socket)
+        early.ended = int(end) >= 0
+        report = _read_and_close(end) if early.ended else b""
+        early.exit = light_json.loads(report) if report else None
     except (OSError, ValueError):
         return None
-    sock.settimeout(CONNECT_TIMEOUT_S)
-    return EarlyRequest(HttpExchange(sock), fields, api_socket)
+    return early
 
 
-def _read_and_close(fd: int) -> bytes:
+def _read_and_close(fd: str) -> bytes:
     try:
-        return os.pread(fd, MAX_BODY_BYTES, 0)
+        return os.pread(int(fd), MAX_FILE_BYTES, 0)
     finally:
-        os.close(fd)
+        os.close(int(fd))
 
 
 def run(values: Values, command: list[str]) -> int:
@@ -77,7 +89,7 @@ def run(values: Values, command: list[str]) -> int:
 
 
 def _run_early(early: EarlyRequest, *, quiet: bool) -> int:
-    """Stay attached to a program that was submitted before Python started."""
+    """Stay attached to a program that was submitted before Python started, or report its end."""
     transport = find_transport(start=True)
     if getattr(transport, "api_socket", None) != early.api_socket:
         from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -87,6 +99,8 @@ def _run_early(early: EarlyRequest, *, quiet: bool) -> int:
         )
     with SignalInbox() as inbox:
         launcher = Launcher(transport, inbox, tty=early.body["tty"], quiet=quiet)
+        if early.ended:
+            return launcher.finish(early.body, early.exchange, early.exit)
         return launcher.run(early.body, early.exchange)
 
 

@@ -60,6 +60,15 @@ class Launcher:
             return 128 + stop.signum
         return self.report_end(detail) if detail["state"] in FINAL else self.attach(detail, 0, bound=True)
 
+    def finish(self, request: Detail, sent: PendingAnswer, report: Detail | None) -> int:
+        """Report how a client-bound program ended, and return the exit status for this process.
+
+        ``report`` is its EXIT frame, None if the connection broke.
+        """
+        result = AttachResult()
+        result.exit = report
+        return self._finish(self._submit(request, sent), 0, result, bound=True)
+
     def submit_and_wait(self, request: Detail, sent: PendingAnswer | None = None) -> Detail:
         """Submit and wait until the workload starts or ends. Raises ``Interrupted`` after a signal cancelled it."""
         detail = self._submit(request, sent)
@@ -180,7 +189,7 @@ class Launcher:
             return 0
         if result.output_closed:
             if result.output_error:
-                say(f"the output cannot be written ({result.output_error}); {detail['name']} gets the signal PIPE")
+                say(f"the output cannot be written ({result.output_error}); the program gets the signal PIPE")
             return 141  # 128 + PIPE, as for a program whose reader closed the pipe
         if result.exit is not None:
             self._tell_end(detail, index, result.exit, bound=bound)

@@ -61,10 +61,13 @@ def connect(path: str) -> socket:
 
 
 class HttpExchange:
-    """One request on its own connection, which has been sent. Call ``receive`` whenever ``fileno`` is readable."""
+    """One request on its own connection, which has been sent. Call ``receive`` whenever ``fileno`` is readable.
 
-    def __init__(self, sock: socket) -> None:
-        self._received = bytearray()
+    ``received``: what arrived before.
+    """
+
+    def __init__(self, sock: socket, received: bytes = b"") -> None:
+        self._received = bytearray(received)
         self._sock = sock
 
     def fileno(self) -> int:

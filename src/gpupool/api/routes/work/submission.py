@@ -15,6 +15,7 @@ from gpupool.api.schemas.work.plans import PlanView
 from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadView
 from gpupool.api.views import plan_view, workload_view
 from gpupool.api.views.service_view import service_view
+from gpupool.domain.nodes.sharing import Sharing
 from gpupool.domain.people.access import DEFAULT_PROJECT
 from gpupool.services.workloads.manifests import Applied, ManifestOptions
 from gpupool.services.workloads.service import WaitFor
@@ -47,7 +48,11 @@ async def submit_workload(
     wait: WaitFor | None = None,
     timeout_s: TimeoutS = 25.0,
 ) -> Response:
-    """Submit a workload. With ``wait``, the answer has the replicas, after the wait or its time limit."""
+    """Submit a workload. With ``wait``, the answer has the replicas, after the wait or its time limit.
+
+    The header ``Gpupool-Attach`` is the ``attach_path`` of a single replica, if clients have no warning to print: the
+    native program ``gpupool`` reads no JSON.
+    """
     wanted = parse_request_json(await request.body())
     workload, created = await services.workloads.submit(caller, wanted)
     status = 201 if created else 200
@@ -60,7 +65,11 @@ async def submit_workload(
     )
     workload = await unless_over(waiting, request, closing, otherwise=workload)
     detail = await workload_view.workload_detail(services, viewer_of(request, caller), workload)
-    return answer(detail, status, location)
+    response = answer(detail, status, location)
+    path = detail.replicas[0].attach_path if len(detail.replicas) == 1 else ""
+    if path.isascii() and path.isprintable() and detail.sharing != Sharing.ADVISORY:
+        response.headers["gpupool-attach"] = path
+    return response
 
 
 @router.post("/plan", response_model=PlanView, openapi_extra=REQUEST_BODY)
