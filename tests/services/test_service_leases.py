@@ -57,7 +57,10 @@ def test_program_waits_for_the_start_of_the_workload_whose_gpus_it_uses(world: W
         world.agent.losses += ["before"] * 1_000_000  # the node receives nothing
         request = parse_request({"kind": "interactive", "command": ["sh"]})
         host, _ = await world.services.workloads.submit(ANN, request)
-        await asyncio.sleep(0.05)
+        for _ in range(1000):
+            await asyncio.sleep(0.01)
+            if world.now.engine.mirror.replicas[host.id][0].state is ReplicaState.STARTING:
+                break
         assert world.now.engine.mirror.replicas[host.id][0].state is ReplicaState.STARTING
         assert await world.state(host.id) is RUNNING
         program = asyncio.create_task(run_on(world, host))

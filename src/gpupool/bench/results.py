@@ -73,12 +73,12 @@ class ResultsFile:
         temporary.replace(self.path)
 
     def add(self, case: str, figure: Figure) -> Result:
-        """Write one figure at once."""
+        """Write one figure at once. After Ctrl-C during the write, the table has every figure of the file."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         result = Result(case, figure, {"format": FORMAT, "measured_at": now, **self._facts})
+        self.results.append(result)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(result.to_dict()) + "\n")
-        self.results.append(result)
         return result
 
 

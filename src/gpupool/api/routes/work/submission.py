@@ -15,7 +15,7 @@ from gpupool.api.schemas.work.plans import PlanView
 from gpupool.api.schemas.work.workloads import WorkloadDetail, WorkloadView
 from gpupool.api.views import plan_view, workload_view
 from gpupool.api.views.service_view import service_view
-from gpupool.domain.nodes.sharing import Sharing
+from gpupool.domain.nodes.sharing import traits_of
 from gpupool.domain.people.access import DEFAULT_PROJECT
 from gpupool.services.workloads.manifests import Applied, ManifestOptions
 from gpupool.services.workloads.service import WaitFor
@@ -67,7 +67,7 @@ async def submit_workload(
     detail = await workload_view.workload_detail(services, viewer_of(request, caller), workload)
     response = answer(detail, status, location)
     path = detail.replicas[0].attach_path if len(detail.replicas) == 1 else ""
-    if path.isascii() and path.isprintable() and detail.sharing != Sharing.ADVISORY:
+    if path.isascii() and path.isprintable() and traits_of(detail.sharing).enforced:
         response.headers["gpupool-attach"] = path
     return response
 
