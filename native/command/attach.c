@@ -55,8 +55,10 @@ int command_block_signals(sigset_t *before) {
             sigaddset(&wanted, FORWARDED[i]); /* an ignored signal (nohup) stays ignored */
     blocked = wanted;
     sigaddset(&blocked, SIGPIPE);
-    sigprocmask(SIG_BLOCK, &blocked, before);
-    return signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC);
+    int fd = signalfd(-1, &wanted, SFD_NONBLOCK | SFD_CLOEXEC);
+    if (fd >= 0)
+        sigprocmask(SIG_BLOCK, &blocked, before);
+    return fd;
 }
 
 static void frame(struct attachment *at, uint8_t kind, const void *payload, size_t length) {
@@ -83,19 +85,18 @@ static void flush(struct attachment *at) {
 
 static void take_frame(struct attachment *at, uint8_t kind, const char *payload, size_t length) {
     struct sink *sink = &at->sinks[kind == STDOUT ? 0 : 1];
-    if (kind == NOTE) {
-        while (length > 0 && strchr(" \t\r\n", payload[length - 1]) != NULL)
-            length--;
-        command_append(&sink->pending, "gpupool: ", strlen("gpupool: "));
-    }
-    if ((kind == STDOUT || kind == STDERR || kind == NOTE) && !sink->closed)
-        command_append(&sink->pending, payload, length);
-    if (kind == NOTE)
-        command_append(&sink->pending, "\n", 1);
     if (kind == EXIT) {
         command_append(at->exit, payload, length);
         at->has_exit = true;
         at->input_open = false;
+    } else if (!sink->closed && (kind == STDOUT || kind == STDERR)) {
+        command_append(&sink->pending, payload, length);
+    } else if (!sink->closed && kind == NOTE) {
+        while (length > 0 && strchr(" \t\r\n", payload[length - 1]) != NULL)
+            length--;
+        command_append(&sink->pending, "gpupool: ", strlen("gpupool: "));
+        command_append(&sink->pending, payload, length);
+        command_append(&sink->pending, "\n", 1);
     }
 }
 

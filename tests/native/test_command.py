@@ -22,13 +22,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpupool.cli.fast import commands
+from gpupool.cli.fast import commands, launch
 from gpupool.cli.request import options, request_body
 
 # Prints its arguments and what it was handed over, as JSON.
 STAND_IN = """\
 import json, os, sys
-from gpupool.cli.fast import commands
+from gpupool.cli.fast import commands, launch
 inherited = os.environ.get(commands.EARLY_REQUEST_VARIABLE)
 early = commands.take_early_request()
 shown = None if early is None else [early.body, early.api_socket, os.get_inheritable(early.exchange.fileno())]
@@ -157,7 +157,8 @@ def installed(tmp_path: Path, native_out: Path) -> Installed:
 
 def body_of(request: bytes) -> dict[str, Any]:
     head, _, body = request.partition(b"\r\n\r\n")
-    assert head.startswith(b"POST /v1/workloads?wait=started&timeout_s=0.4 HTTP/1.1\r\nHost: gpupool\r\n")
+    target = f"/v1/workloads?wait=started&timeout_s={launch.FIRST_ANSWER_TIMEOUT_S}"
+    assert head.startswith(f"POST {target} HTTP/1.1\r\nHost: gpupool\r\n".encode())
     assert f"Content-Length: {len(body)}".encode() in head
     found: dict[str, Any] = json.loads(body)
     return found
@@ -214,10 +215,10 @@ def test_any_environment_is_that_of_python(installed: Installed, variables: dict
 
 
 def test_first_of_repeated_variables_counts_and_secrets_are_left_out(installed: Installed) -> None:
-    secrets = {"GPUPOOL_TOKEN": "t", "GPUPOOL_CA": "c", "GPUPOOL_PROJECT": "p"}
+    secrets = dict.fromkeys(request_body.SECRET_VARIABLES - {"GPUPOOL_URL"}, "s")  # this one leaves all to Python
     script = 'import os, sys; os.execve(sys.argv[1], ["gpupool", "run", "true"], {b"A": b"1", **os.environb})'
     with installed.listening() as received:
-        installed("run", "true", env=installed.env | secrets)
+        installed("run", "true", env=installed.env | secrets | {"GPUPOOL_PROJECT": "p"})
         subprocess.run([sys.executable, "-c", script, installed.program], env=installed.env, check=True, timeout=60)
     first, _ = (body_of(request) for request in received)
     assert set(first["env"]) == {*installed.env, "GPUPOOL_PROJECT"}

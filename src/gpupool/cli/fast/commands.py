@@ -3,8 +3,7 @@
 The native program ``gpupool`` (``native/command``) may have sent the request before it started Python.
 """
 
-# pathlib takes longer to import than this module takes to run:
-# ruff: noqa: PTH115
+# ruff: noqa: PTH115 - importing pathlib takes longer than this module
 
 from __future__ import annotations
 
@@ -38,17 +37,17 @@ class EarlyRequest:
     """A submission that was sent: its ``exchange``, its ``body`` and the pool's socket.
 
     ``ended``: the native program was attached until the end; ``exit`` is then the EXIT frame, None if the connection
-    broke.
+    broke. Both are made of ``end``: None before, else the payload of that frame, or nothing.
     """
 
     __slots__ = ("api_socket", "body", "ended", "exchange", "exit")
 
-    def __init__(self, exchange: HttpExchange, body: Values, api_socket: str) -> None:
+    def __init__(self, exchange: HttpExchange, body: Values, api_socket: str, end: bytes | None) -> None:
         self.exchange = exchange
         self.body = body
         self.api_socket = api_socket
-        self.ended = False
-        self.exit: Values | None = None
+        self.ended = end is not None
+        self.exit: Values | None = light_json.loads(end) if end else None
 
 
 def take_early_request() -> EarlyRequest | None:
@@ -62,13 +61,10 @@ def take_early_request() -> EarlyRequest | None:
         os.set_inheritable(int(number), False)  # noqa: FBT003 - it takes no keyword
         sock.settimeout(CONNECT_TIMEOUT_S)
         exchange = HttpExchange(sock, _read_and_close(answer))
-        early = EarlyRequest(exchange, light_json.loads(_read_and_close(body)), api_socket)
-        early.ended = int(end) >= 0
-        report = _read_and_close(end) if early.ended else b""
-        early.exit = light_json.loads(report) if report else None
+        fields = light_json.loads(_read_and_close(body))
+        return EarlyRequest(exchange, fields, api_socket, None if end == "-1" else _read_and_close(end))
     except (OSError, ValueError):
         return None
-    return early
 
 
 def _read_and_close(fd: str) -> bytes:
