@@ -49,7 +49,7 @@ GROUPS = (
 GROUP_NAMES = {GroupBy.MEMBER: "user in project", GroupBy.POOL: "nothing (total)", GroupBy.MODEL: "GPU model"}
 DEFAULT_PERIOD = "30d"
 FORM_NAMES = ("period", "project", "user", "by", "step", "from", "to")  # query parameters of the form
-WISH_NAMES = ("since", "until", "by", "step", "project", "user")  # of a download
+DOWNLOAD_NAMES = ("since", "until", "by", "step", "project", "user")  # of a download
 ROLLING = {"7d": 7, "30d": 30, "90d": 90}
 GRAIN_S = 60.0  # a report ends at a whole minute, so that all who look at it within that minute see the same one
 FINE_GRAIN_S = 10.0  # of a short one, which is soon made again
@@ -260,7 +260,7 @@ def _table(request: Request, report: UsageReport) -> object:
     return listing(request, columns(report, found), found, name="report", default_sort="-allocated")
 
 
-@router.get("/download/{form}", dependencies=[reads(*WISH_NAMES)])
+@router.get("/download/{form}", dependencies=[reads(*DOWNLOAD_NAMES)])
 async def download(request: Request, services: Services, _visitor: Visitor, form: ReportFormat) -> Response:
     """Return a report as a file."""
     wish = read_wish(request.query_params, services.accounting.time_zone)
