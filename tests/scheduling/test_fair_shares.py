@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.domain.people.access import Department, Project
-from gpupool.scheduling.fairness.fair_share import ROUNDING, Shares
-from gpupool.scheduling.fairness.water_filling import EPSILON
+from gpupool.scheduling.fairness.fair_share import Shares
+from gpupool.scheduling.fairness.reclaim_rule import ROUNDING
+from gpupool.scheduling.state.allocation import EPSILON
 from gpupool.scheduling.state.ledger import Ledger
 from gpupool.scheduling.state.undo import UndoLog
 
@@ -342,7 +343,7 @@ def test_reclaim_ends_and_quotas_are_kept(pool: tuple[Ledger, int], wishes: list
     st.sampled_from([4000, 9000]),
     st.sampled_from([125, 1000, 2000]),
 )
-def test_projects_of_equal_standing_have_equal_reclaim_rights(
+def test_projects_of_equal_or_lower_standing_may_reclaim_no_more(
     table: list[tuple[int | None, str, int, int]], quota: int | None, capacity: int, extra: int
 ) -> None:
     projects = [Project(f"p{i}", row[0], department=row[1]) for i, row in enumerate(table)]
@@ -355,3 +356,7 @@ def test_projects_of_equal_standing_have_equal_reclaim_rights(
         allowed = shares.takes(number, extra, owner, np.tile(pieces, len(projects))).tolist()
         other, known = seen.setdefault(shares.standing(number, extra, pieces), (number, allowed))
         assert allowed == known, f"{number} stands as {other}"
+        for lower in np.flatnonzero(shares.may_take_no_more(np.arange(len(projects)), number, extra, pieces)).tolist():
+            less = shares.takes(lower, extra, owner, np.tile(pieces, len(projects))).tolist()
+            assert all(more for one, more in zip(less, allowed, strict=True) if one), f"{lower} is below {number}"
+            assert shares.promised(lower, extra) <= shares.promised(number, extra)

@@ -130,7 +130,13 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
         for project, shapes in demand.project_queues.items()
     }
     caches = {"project_queues", "holders", "ordering", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
-    caches.add("user_division")  # its rows are compared with the ledger before each use
+    caches |= {
+        "user_division",
+        "_project_rows",
+        "_least_needs",
+    }  # the first is compared with the ledger before each use
+    needs, rows = demand.least_needs(), {shape: sorted(at.tolist()) for shape, at in demand._project_rows.items()}
+    assert all(rows[shape] == sorted(demand.shape_projects[shape]) for shape in rows)
     rest = {
         name: copy.deepcopy(value, {id(s): s for s in demand.shape_projects})
         for name, value in vars(demand).items()
@@ -139,6 +145,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
     rest["_maturing"], rest["_sleeping"] = sorted(rest["_maturing"]), sorted(rest["_sleeping"])
     return arrays | {
         "project_queues": queues,
+        "needs": {pair: need for pair, need in enumerate(needs.tolist()) if need},
         "rest": rest,
         "holds": scheduler.holds,
         "shapes": set(demand.shapes._known),

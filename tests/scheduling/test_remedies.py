@@ -174,7 +174,7 @@ def test_advice_says_that_bounded_search_continues() -> None:
     borrowed = "; ".join(f"r{n} red 1 on {'ab'[n // 4]}:{n % 4} train age=900" for n in range(8))
     w = world("a 4xT4; b 4xT4", "p1 blue 4; p2 blue 4", borrowed, "red quota=0; blue quota=8", max_looks=1)
     assert w.scheduler.decide(w.now).exhausted
-    w.scheduler.demand.searched.add((EvictionKind.RECLAIM, 0, w.scheduler.demand.shape_of(w.waiting[KEY])))
+    w.scheduler.demand.searched.add(EvictionKind.RECLAIM, w.scheduler.demand.shape_of(w.waiting[KEY]), {0})
     found = w.scheduler.explain(KEY, w.now)
     assert found is not None
     assert (found.code, found.numbers["search"]) == (WaitCode.WAITING_FOR_GPU, "unfinished")

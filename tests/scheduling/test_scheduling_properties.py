@@ -13,7 +13,8 @@ from scheduling_world import NOW
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.gpu import Gpu, GpuRequest, Node, NodeReport
 from gpupool.domain.people.access import Project
-from gpupool.scheduling.fairness.fair_share import ROUNDING, Shares
+from gpupool.scheduling.fairness.fair_share import Shares
+from gpupool.scheduling.fairness.reclaim_rule import ROUNDING
 from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.scheduler import (
     LeaseReleased,

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
-from math import inf
 
 import numpy as np
 
 from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.state.allocation import Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group, ProjectQueue
 from gpupool.scheduling.values import PendingReplica
 
 _First = tuple[Group, PendingReplica]
+_MANY = 100  # projects that come up before the order of the others is renewed, if more shapes are dead
 _Turn = tuple[int, float, float, float, int]  # see ``Shares.order``; queue time, project
-_FOR_SMALLEST = -inf  # instead of a queue time: the order is a lower bound
 
 
 class SchedulingOrder:
     """The scheduling order of projects: the most deprived first, each with the first replica of its queue.
 
     A project's key only grows while work is granted, so an old key is a lower bound. It is checked when the project
-    comes up, and put back if it was too low. The first key is for the smallest shape of all, the next for the project's
-    smallest. A checked key stays valid until the use of any project or the set of dead shapes changes, or until
-    ``again``.
+    comes up, and put back if it was too low. The first key is for the smallest shape of the project. A checked key
+    stays valid until the use of any project or the set of dead shapes changes, its first shape is not wanted any more,
+    or ``again`` is called.
     """
 
     def __init__(
@@ -42,20 +42,29 @@ class SchedulingOrder:
         self._live = session.demand.shape_projects.keys() - dead
         self._alive, self._dead_when = self._live, len(dead)
         self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
-        who = np.fromiter(projects, np.int64)
-        who = who[session.demand.smallest(self._least)[who] < UNBOUNDED]
-        least = min(self._least.values(), default=0)
-        self._untouched = iter(session.shares.orders(who, least) if len(who) else ())
-        self._upcoming = next(self._untouched, None)
+        self._include(np.fromiter(projects, np.int64))
         self._heap: list[_Turn] = []
         self._checked: dict[int, tuple[tuple[int, int], tuple[_Turn, _First] | None]] = {}  # with the state it is for
+
+    def _include(self, projects: Ints) -> None:
+        """Set the projects that have not come up yet, in order."""
+        least = {shape: self._least[shape] for shape in self.alive()}
+        smallest = self._session.demand.smallest(least)[projects]
+        projects, smallest = projects[smallest < UNBOUNDED], smallest[smallest < UNBOUNDED]
+        self._untouched = iter(self._session.shares.orders(projects, smallest) if len(projects) else ())
+        self._upcoming = next(self._untouched, None)
+        self._included_when, self._looked_at = self._dead_when, 0
 
     def next(self) -> tuple[Group, PendingReplica, ProjectQueue] | None:
         """Return the next group; the caller grants it or drops it from the queue, then calls ``again``."""
         while (self._heap or self._upcoming) and self.alive():
             if self._upcoming is not None and (not self._heap or self._upcoming[:3] <= self._heap[0][:3]):
                 project, self._upcoming = self._upcoming[-1], next(self._untouched, None)
-                self._bound(project)
+                self._put(project)
+                self._looked_at += 1
+                if self._looked_at >= _MANY and self._included_when != self._dead_when:
+                    rest = [*([] if self._upcoming is None else [self._upcoming]), *self._untouched]
+                    self._include(np.array([turn[-1] for turn in rest], np.int64))
                 continue
             turn = heappop(self._heap)
             checked = self._check(turn[-1])
@@ -67,15 +76,12 @@ class SchedulingOrder:
             heappush(self._heap, fresh)
         return None
 
-    def _bound(self, project: int) -> None:
-        live = self._session.demand.project_queues[project].keys() & self.alive()
-        if live:
-            least = min(map(self._least.__getitem__, live))
-            heappush(self._heap, (*self._session.shares.order(project, least), _FOR_SMALLEST, project))
-
     def again(self, project: int) -> None:
         """Put a project back: it may have more work."""
         self._checked.pop(project, None)
+        self._put(project)
+
+    def _put(self, project: int) -> None:
         checked = self._check(project)
         if checked is not None:
             heappush(self._heap, checked[0])
@@ -90,7 +96,8 @@ class SchedulingOrder:
         """Return the key of a project now and the first replica of its queue; None if it has no wanted work."""
         state = self._session.moves, len(self._dead)
         known = self._checked.get(project)
-        if known is None or known[0] != state:
+        unwanted = known is not None and known[1] is not None and not self._wanted(project, known[1][1][0].shape)
+        if known is None or known[0] != state or unwanted:
             known = self._checked[project] = state, self._find(project)
         return known[1]
 
@@ -109,9 +116,12 @@ class SchedulingOrder:
             if first is not None or not shapes:
                 return first
         queue = self._queue(project)
-        while (first := queue.peek()) is not None and first[0].shape in self._dead:
+        while (first := queue.peek()) is not None and not self._may_serve(project, first[0].shape):
             queue.bar(first[0].shape)
         return first
+
+    def _may_serve(self, project: int, shape: Shape) -> bool:
+        return shape not in self._dead and self._wanted(project, shape)
 
     def _wanted_shapes(self, project: int) -> list[Shape]:
         waiting = self._session.demand.project_queues[project]

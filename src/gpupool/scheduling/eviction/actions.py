@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from gpupool.scheduling.eviction.planner import EvictionPlanner
@@ -11,12 +12,12 @@ from gpupool.scheduling.scheduling_order import SchedulingOrder
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group, ProjectQueue
+from gpupool.scheduling.state.searched import Searched
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 RETRY_S = 0.25  # delay before an interrupted search continues
 MAX_RETRY_S = 8.0  # upper bound of that delay, while only time has passed
 _ENOUGH_ROUNDS = 2  # after a change: the rest of the round in which it happened, and a whole one
-_Failed = set[tuple[EvictionKind, int, Shape]]
 
 
 class EvictionAction(Protocol):
@@ -37,6 +38,9 @@ class EvictionAction(Protocol):
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a group, by evictions if needed."""
 
+    def also_failed(self, shape: Shape) -> AbstractSet[int]:
+        """Return other projects whose work of a shape cannot be served either, after work of that shape was not."""
+
     def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:
         """Remove from a queue what cannot be served either after ``group`` was not."""
 
@@ -49,7 +53,7 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
     was searched since a replica was added, started or removed. Until then a search continues after ``RETRY_S``, later
     after twice the time in each round.
     """
-    session, in_vain = planner.session, _Failed()
+    session, in_vain = planner.session, Searched()
     entitled = [(action, action.projects()) for action in actions]
     reserved = any(session.demand.evictable.values()) and session.holds.reservations()  # they hide an entitlement
     if not (reserved or any(projects for _, projects in entitled)):
@@ -63,7 +67,7 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
     try:
         _retry_reserved(session, actions, in_vain)
         for again in (False, True) if demand.searched else (False,):
-            earlier = demand.searched.copy()
+            earlier = Searched(demand.searched)
             if again:
                 demand.search_rounds += 1
                 demand.searched.clear()
@@ -71,27 +75,28 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
                 _serve_all(planner, action, action.hopeful(projects), in_vain, earlier, again=again)
         demand.searched.clear()
     except OutOfWorkError:
-        demand.searched |= in_vain
+        demand.searched.update(in_vain)
         slower = max(0, demand.search_rounds - _ENOUGH_ROUNDS + 1)
         session.outcome.wake_at(session.now + min(RETRY_S * 2.0 ** min(slower, 16), MAX_RETRY_S))
         return demand.search_rounds < _ENOUGH_ROUNDS
     return False
 
 
-def _retry_reserved(session: SchedulingSession, actions: Sequence[EvictionAction], in_vain: _Failed) -> None:
+def _retry_reserved(session: SchedulingSession, actions: Sequence[EvictionAction], in_vain: Searched) -> None:
     """Let replicas with a reservation evict too: there may be new victims."""
     for leader, reserved in session.holds.reservations().items():
         keys, group = [active.hold.key for active in reserved], session.demand.group_of(leader)
         if group is None or not session.holds.active.keys() >= set(keys):  # it was released for an earlier one
             continue
-        names = {(action.kind, group.account.project, group.shape) for action in actions}
-        if names & session.demand.searched:
+        project, shape = group.account.project, group.shape
+        if any(session.demand.searched.has(action.kind, project, shape) for action in actions):
             continue
         active_holds = [session.holds.remove(key) for key in keys]
         replica, served = session.demand.pending[leader], False
         try:
             served = any(action.serve(group, replica) for action in actions)
-            in_vain |= set() if served else names
+            for action in () if served else actions:
+                in_vain.add(action.kind, shape, {project})
         finally:
             for active in () if served else active_holds:
                 session.holds.add(active)
@@ -101,8 +106,8 @@ def _serve_all(
     planner: EvictionPlanner,
     action: EvictionAction,
     projects: list[int],
-    in_vain: _Failed,
-    earlier: _Failed,
+    in_vain: Searched,
+    earlier: Searched,
     *,
     again: bool,
 ) -> None:
@@ -110,7 +115,7 @@ def _serve_all(
     session, work, kind = planner.session, planner.work, action.kind
 
     def wanted(project: int, shape: Shape) -> bool:
-        return ((kind, project, shape) in earlier) is again and action.wants(project, shape)
+        return earlier.has(kind, project, shape) is again and action.wants(project, shape)
 
     if not projects:
         return
@@ -120,7 +125,7 @@ def _serve_all(
         project = group.account.project
         work.consider()
         if not action.serve(group, replica):
-            in_vain.add((kind, project, group.shape))
+            in_vain.add(kind, group.shape, {project} | action.also_failed(group.shape))
             queue.drop()
             action.bar(group, replica, queue)
         turns.again(project)

@@ -52,6 +52,10 @@ class _Look:
     def __init__(self, session: SchedulingSession) -> None:
         self.session, self.served = session, session.settings.max_consolidations
         self.trials, self.shapes = MAX_TRIALS, MAX_SHAPES
+        holders, settings = session.demand.holders, session.settings
+        every = np.arange(len(holders.row))
+        self._shielded_until = holders.shielded_until(every, settings.min_runtime_s)
+        self._at_stake = holders.at_stake(every, session.now, settings.unsaved_after_s)
 
     @property
     def over(self) -> bool:
@@ -66,6 +70,20 @@ class _Look:
         if not found:
             self.session.demand.unmovable.add(group.shape)
         return found
+
+    def movable(self, key: ReplicaKey, priority: int) -> bool:
+        """Return True if it can be restarted on other GPUs for a replica of this or a higher priority."""
+        session = self.session
+        running = session.demand.running.get(key)
+        if running is None or not running.preemptible or key in session.outcome.leaving or running.priority > priority:
+            return False
+        if running.gang is not None or running.request is None:
+            return False
+        slot = session.demand.holders.slots[key]
+        if self._shielded_until[slot] > session.now:
+            session.outcome.wake_at(float(self._shielded_until[slot]))
+            return False
+        return not self._at_stake[slot]
 
 
 def consolidate(session: SchedulingSession) -> None:
@@ -151,7 +169,7 @@ def _move_for(look: _Look, group: Group, replica: PendingReplica) -> bool:
     if need > session.ledger.room(account):
         return False
     for row in _candidates(session, shape, need):
-        chosen = _victims_on(session, shape, row, replica.priority)
+        chosen = _victims_on(look, shape, row, replica.priority)
         plan = _thinned(look, shape, account, row, chosen) if chosen else None
         if plan is not None:
             _carry_out(session, replica, account, plan)
@@ -177,10 +195,11 @@ def _candidates(session: SchedulingSession, shape: Shape, need: int) -> Iterator
         yield int(rows[at])
 
 
-def _victims_on(session: SchedulingSession, shape: Shape, row: int, priority: int) -> list[ReplicaKey]:
+def _victims_on(look: _Look, shape: Shape, row: int, priority: int) -> list[ReplicaKey]:
     """Return the cheapest movable replicas whose GPUs suffice on one node; empty if none or too many."""
-    c, need = session.cluster, session.placer.least_permille(shape)
-    holders = {key: c.claims[key] for key in c.on_node(c.name_of(row)) if _movable(session, key, priority)}
+    session, c = look.session, look.session.cluster
+    need = session.placer.least_permille(shape)
+    holders = {key: c.claims[key] for key in c.on_node(c.name_of(row)) if look.movable(key, priority)}
     per_slot, _ = shape.needs(c.gmem_total[[row]])
     usable, _ = usable_slots(c, shape, np.array([row]), session.placer.accepted(shape), None, Relax(use=True))
     slots = [
@@ -206,21 +225,6 @@ def _clear_slot(free: Ints, slot: int, need: int, holders: dict[ReplicaKey, Clai
         chosen.append(key)
         missing -= int(holders[key].gpu[slot])
     return chosen if missing <= 0 else None
-
-
-def _movable(session: SchedulingSession, key: ReplicaKey, priority: int) -> bool:
-    """Return True if it can be restarted on other GPUs for a replica of this or a higher priority."""
-    running = session.demand.running.get(key)
-    if running is None or not running.preemptible or key in session.outcome.leaving or running.priority > priority:
-        return False
-    if running.gang is not None or running.request is None:
-        return False
-    holders, settings = session.demand.holders, session.settings
-    slot = np.array([holders.slots[key]])
-    evictable_at = float(holders.shielded_until(slot, settings.min_runtime_s)[0])
-    if evictable_at > session.now:
-        session.outcome.wake_at(evictable_at)
-    return evictable_at <= session.now and not holders.at_stake(slot, session.now, settings.unsaved_after_s)[0]
 
 
 def _thinned(look: _Look, shape: Shape, account: Account, row: int, chosen: list[ReplicaKey]) -> _Plan | None:

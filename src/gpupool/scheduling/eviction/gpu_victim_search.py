@@ -14,11 +14,10 @@ from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.eviction.victim_search import Clearing, Work
 from gpupool.scheduling.eviction.victims import VictimPool, freed_by
 from gpupool.scheduling.eviction.whole_claims import Claimed, FootprintUse
-from gpupool.scheduling.fairness.water_filling import EPSILON
 from gpupool.scheduling.placement.capacity import Need, nothing, room_with, runs
 from gpupool.scheduling.placement.node_filter import Relax, accepted_gpus, fitting_rows
 from gpupool.scheduling.session import SchedulingSession
-from gpupool.scheduling.state.allocation import Bools, Ints
+from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.cluster import ALONE, domains
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.running import Floats

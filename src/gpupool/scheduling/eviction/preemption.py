@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import inf
@@ -15,9 +16,9 @@ from gpupool.scheduling.eviction.planner import EvictionPlanner, Why, without_re
 from gpupool.scheduling.eviction.victim_search import Clearing, Refused
 from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.fairness.user_shares import UserRows, UserShares, divide_among_users
-from gpupool.scheduling.fairness.water_filling import EPSILON, Floats
+from gpupool.scheduling.fairness.water_filling import Floats
 from gpupool.scheduling.session import SchedulingSession
-from gpupool.scheduling.state.allocation import Bools, Ints
+from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group, ProjectQueue
@@ -91,6 +92,10 @@ class Preemption:
         """Return True: priorities decide, for each shape."""
         return True
 
+    def also_failed(self, shape: Shape) -> AbstractSet[int]:  # noqa: ARG002 - the interface
+        """Return nothing: each project evicts its own work only."""
+        return frozenset()
+
     def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:
         """Close the queue if the rest of it, with no higher priority, may not evict in its project."""
         project = group.account.project
@@ -113,15 +118,17 @@ class Preemption:
         A quick check, as of the first call: later evictions of the cycle let no user take more.
         """
         demand = self._room.session.demand
-        waiting = [demand.least_needs(p) for p in demand.project_queues if p in self._users.projects]
-        if not waiting:
+        if not self._users.projects:
             return set()
-        pairs, needs = (np.concatenate(columns) for columns in zip(*waiting, strict=True))
+        needs = demand.least_needs()
+        pairs = np.flatnonzero((needs > 0) & demand.user_division.uneven[demand.ledger.pair_project])
+        if not len(pairs):
+            return set()
         smallest, holders = np.full(len(demand.ledger.pair_used), inf), demand.holders
         at = np.flatnonzero(holders.evictable)
         at = at[holders.at_stake(at, self._room.session.now, self._room.session.settings.unsaved_after_s) == 0]
         np.minimum.at(smallest, holders.pair[at], holders.permille[at])
-        return set(pairs[self._users.might_take(pairs, needs, smallest)].tolist())
+        return set(pairs[self._users.might_take(pairs, needs[pairs], smallest)].tolist())
 
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a replica, by eviction in its project if needed: of lower priorities, then of other users."""

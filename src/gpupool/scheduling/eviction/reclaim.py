@@ -5,7 +5,9 @@ It serves single replicas and whole gangs. ``Preemption`` handles evictions insi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from gpupool.domain.units import WHOLE_GPU
@@ -39,6 +41,9 @@ class Reclaim:
         self._hopeful: set[Shape] = set()  # shapes that may get GPUs; the others are dead, as far as they are known
         self._least: dict[Shape, int] = {}
         self._able: list[int] = []  # the latest result of ``hopeful``
+        self._impossible: set[tuple[object, ...]] = set()  # of ``_hopeless``: no set of victims is enough
+        self._failing: dict[Shape, set[int]] = {}  # projects whose work of a shape fails, until something is served
+        self._exhaustive = True  # whether the current search proves that no set of victims is enough
         self._budgets: dict[int, int] = {}  # of projects
         self._checked_at, self._unchecked = -1, iter(list[Group]())  # see ``_stop_if_all_fail``: since these moves
         self._open: Group | None = None  # the next one to check
@@ -74,6 +79,7 @@ class Reclaim:
         self._hopeful, self.dead = hopeful, session.demand.shape_projects.keys() - hopeful
         budgets = self.rights.budgets()
         self._checked_at = -1
+        self._failing.clear()
         self._budgets = dict(enumerate(budgets.tolist()))
         able = session.demand.smallest({shape: least[shape] for shape in hopeful}) <= budgets
         self._able = [project for project in projects if able[project]]
@@ -81,7 +87,12 @@ class Reclaim:
 
     def wants(self, project: int, shape: Shape) -> bool:
         """Return True if the project may take enough for a shape that may get GPUs."""
-        return shape in self._hopeful and self._least[shape] <= self._budgets[project]
+        able = shape in self._hopeful and self._least[shape] <= self._budgets[project]
+        return able and project not in self._failing.get(shape, ())
+
+    def also_failed(self, shape: Shape) -> AbstractSet[int]:
+        """Return the projects whose work of a shape is known to fail, as work of another project did."""
+        return self._failing.get(shape, frozenset())
 
     def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:  # noqa: ARG002 - the interface
         """Bar the shape if the project may not reclaim for it."""
@@ -93,6 +104,7 @@ class Reclaim:
         served = self._reclaim(group, replica)
         if served:
             self._budgets[group.account.project] = self.rights.budget(group.account.project)
+            self._failing.clear()
         return served
 
     def _reclaim(self, group: Group, replica: PendingReplica) -> bool:
@@ -101,6 +113,8 @@ class Reclaim:
             return False
         known = self._key(group, need)
         if known in self._hopeless:
+            if known in self._impossible:
+                self._fail_with(group, need)
             self._stop_if_all_fail()
             return False
         if self.room.nominate(group, replica):
@@ -108,12 +122,13 @@ class Reclaim:
         if need > self.session.ledger.room(account):
             return False
         self.room.work.begin()
+        self._exhaustive = self._stands_for_others(group)
         if self._take(group, replica, need) or self._take_reserved(group, replica, need):
             return True
         self._hopeless.add(known)
-        if self._speaks_for_all(group, need):
-            self._hopeful.discard(group.shape)
-            self.dead.add(group.shape)
+        if self._exhaustive:
+            self._impossible.add(known)
+            self._fail_with(group, need)
         return False
 
     def _key(self, group: Group, need: int) -> tuple[object, ...]:
@@ -176,9 +191,14 @@ class Reclaim:
         whole = among & (pool.pieces.freed.gpu >= WHOLE_GPU).any(axis=1)
         if whole.any() and self.whole.outgrows(group):
             among &= ~whole
+            self._exhaustive = False  # other projects may take these
         refused = self.rights.refuses(pool, project, need, accepted)
         why = partial(reason_of, kind=EvictionKind.RECLAIM)
-        return self._reclaim_from(group, replica, self._search(group, pool, among, refused), why)
+        search = self._search(group, pool, among, refused)
+        if self._exhaustive and (search is None or not search.may_succeed()):
+            return False
+        self._exhaustive = False
+        return self._reclaim_from(group, replica, search, why)
 
     def _reclaim_model(self, group: Group, replica: PendingReplica, need: int) -> bool:
         """Reclaim by a GPU model quota: from projects that hold such GPUs beyond their own quota."""
@@ -220,13 +240,19 @@ class Reclaim:
     def _reclaim_from(self, group: Group, replica: PendingReplica, search: Search | None, why: Why) -> bool:
         return search is not None and self.room.evict(group, replica, search, EvictionKind.RECLAIM, why)
 
-    def _speaks_for_all(self, group: Group, need: int) -> bool:
-        """Return True if no other waiting group of this shape may take from more projects than this one."""
+    def _stands_for_others(self, group: Group) -> bool:
+        """Return True if the search of a group depends on its shape and on the rights of its project only."""
         placer = self.session.placer
-        if group.size > 1 or group.joins is not None or self._budget(group) < placer.most_permille(group.shape):
+        if group.gang is not None or self._budget(group) < placer.most_permille(group.shape):
             return False
         if self.rights.models.of_interest(group.shape.request.models) or (group.shape.whole and self.whole.exist):
             return False
-        if self._promised and not self.room.promised(group) and self.session.holds.reservations():
-            return False
-        return not self.rights.may_come(self.room.pool(OTHERS), group.account.project, need)
+        return not (self._promised and self.room.promised(group) and self.session.holds.reservations())
+
+    def _fail_with(self, group: Group, need: int) -> None:
+        """Note that a shape fails in all projects that may not take more than the one in which it failed."""
+        demand, shape, pieces = self.session.demand, group.shape, self.room.pool(OTHERS).sizes
+        failing, gangs = self._failing.setdefault(shape, set()), demand.shape_gangs.get(shape, Counter())
+        others = demand.projects_with(shape)
+        lower = others[self.rights.may_take_no_more(others, group.account.project, need, pieces)]
+        failing |= set(lower.tolist()) - gangs.keys()

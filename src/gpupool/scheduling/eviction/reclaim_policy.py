@@ -90,13 +90,9 @@ class ReclaimPolicy:
         """Return the pieces that whole-GPU work may take; see ``whole_claims``."""
         return np.asarray(pool.alive & ~self._safe(pool, accepted) & pool.open(promised=promised))
 
-    def may_come(self, pool: VictimPool, project: int, extra: int) -> bool:
-        """Return True if pieces outside ``by_share`` could become available to this or other projects later."""
-        every = self._shares.victims(project, extra)
-        found = every[pool.pieces.project]
-        open_ = self._shares.takes(project, extra, pool.pieces.project, pool.pieces.weight)
-        open_ &= pool.open(promised=self.promised(project, extra))
-        return bool((found & ~open_).any() or (self._shares.reclaimable() & ~every).any())
+    def may_take_no_more(self, others: Ints, project: int, extra: int, pieces: Sequence[int]) -> Bools:
+        """Return which projects may take nothing ``by_share`` that ``project`` may not take."""
+        return self._shares.may_take_no_more(others, project, extra, pieces)
 
     def standing(self, account: Account, extra: int, pieces: Sequence[int]) -> tuple[object, ...]:
         """Return a key of everything that decides ``by_share``: equal keys have equal victims."""

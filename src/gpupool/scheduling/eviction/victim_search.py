@@ -107,6 +107,10 @@ class Search:
         at = self._hopeful(at)
         return self._best_set(at, None) if len(at) else None
 
+    def may_succeed(self) -> bool:
+        """Return whether one replica fits on some node if all pieces go; False is certain."""
+        return len(self._hopeful(np.flatnonzero(self.among & self.pool.alive))) > 0
+
     def _alone(self, at: Ints) -> Iterator[int]:
         """Yield the single pieces with which it fits, in order; usually one of the first is taken."""
         p = self.pool.pieces

@@ -20,9 +20,8 @@ from math import ceil
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.fairness.water_filling import EPSILON
 from gpupool.scheduling.session import SchedulingSession
-from gpupool.scheduling.state.allocation import Bools, Claim, Ints
+from gpupool.scheduling.state.allocation import EPSILON, Bools, Claim, Ints
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.running import Floats
 from gpupool.scheduling.values import HoldKind

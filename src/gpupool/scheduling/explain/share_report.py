@@ -6,8 +6,8 @@ from math import inf
 
 from gpupool.domain.people.shares import DepartmentShare, ModelShare, ProjectShare, ShareReport, UserShare
 from gpupool.domain.units import format_permille
-from gpupool.scheduling.fairness.water_filling import EPSILON
 from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.state.allocation import EPSILON
 from gpupool.scheduling.state.ledger import UNBOUNDED
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.scheduling.fairness.water_filling import EPSILON, Floats, fill
-from gpupool.scheduling.state.allocation import Bools, Ints
+from gpupool.scheduling.fairness.water_filling import Floats, fill
+from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.ledger import Account, Ledger
 from gpupool.scheduling.state.user_division import UserDivision
 

@@ -10,18 +10,15 @@ proportion plugin.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.ledger import UNBOUNDED, Ledger
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-
-EPSILON = 1e-3  # thousandths: less than any request, more than the rounding errors of sums
 
 
 def fill(amount: Floats, pot: Ints, need: Floats, weight: Floats) -> Floats:
@@ -128,13 +125,32 @@ class FairnessSnapshot:
         return np.asarray(np.minimum(wanted, ledger.limit[:count]), np.float64)
 
 
+class ProjectColumns(NamedTuple):
+    """A value for each project; see ``Division``."""
+
+    dept: list[int]
+    fair: list[float]
+    quota: list[float]
+    due: list[float]
+    has_quota: list[bool]
+
+
+class DepartmentColumns(NamedTuple):
+    """A value for each department; see ``Division``."""
+
+    fair: list[float]
+    quota: list[float]
+    due: list[float]
+    bounded: list[bool]
+
+
 class Division:
     """The fair shares of a moment, a row per project, and (``dept_*``) per department.
 
     ``demand``; ``recent``: held lately on average; ``fair``: the fair share; ``quota``: without one, the fair share;
     ``due``: the share if everybody with any demand wanted everything; ``has_quota``; ``bounded``: departments with a
-    quota of their own; ``members``: how many projects each department has. ``project_rows`` and ``dept_rows`` are
-    tuples of some of these, for access to one row.
+    quota of their own; ``members``: how many projects each department has. ``columns`` and ``dept_columns`` have
+    some of these as lists, for access to one row.
     """
 
     def __init__(self, at: FairnessSnapshot) -> None:
@@ -163,12 +179,10 @@ class Division:
         self.due = replace(inside, amount=self.dept_due).dues()
         self.quota = np.where(self.has_quota, guaranteed, self.fair)
         self.dept_quota = np.where(self.bounded, own, self._sums(self.quota))
-        self.project_rows = _rows(self.dept, self.fair, self.quota, self.due)
-        self.dept_rows = _rows(self.dept_fair, self.dept_quota, self.dept_due)
+        lists = (array.tolist() for array in (self.dept, self.fair, self.quota, self.due, self.has_quota))
+        self.columns = ProjectColumns(*lists)
+        lists = (array.tolist() for array in (self.dept_fair, self.dept_quota, self.dept_due, self.bounded))
+        self.dept_columns = DepartmentColumns(*lists)
 
     def _sums(self, values: Floats) -> Floats:
         return np.asarray(np.bincount(self.dept, values, len(self.bounded)), np.float64)
-
-
-def _rows(*columns: npt.NDArray[Any]) -> list[tuple[Any, ...]]:
-    return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -17,9 +17,8 @@ import numpy as np
 
 from gpupool.domain.nodes.gpu import Placement
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.fairness.water_filling import EPSILON
 from gpupool.scheduling.placement.node_filter import mode_on, usable_rows, usable_slots
-from gpupool.scheduling.state.allocation import Bools, Claim, Ints
+from gpupool.scheduling.state.allocation import EPSILON, Bools, Claim, Ints
 from gpupool.scheduling.state.cluster import ClusterState, Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED, Account, Ledger
 from gpupool.scheduling.state.running import Floats, RunningTable

@@ -12,6 +12,8 @@ from gpupool.domain.nodes.gpu import GpuShare
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
+EPSILON = 1e-3  # thousandths of a GPU: less than any request, more than the rounding errors of sums
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:

@@ -24,10 +24,11 @@ from gpupool.scheduling.state.ledger import UNBOUNDED, Account, Ledger
 from gpupool.scheduling.state.queue_window import ROTATED, ROTATION_S, QueueWindow
 from gpupool.scheduling.state.reservations import Reservations
 from gpupool.scheduling.state.running import RunningTable
+from gpupool.scheduling.state.searched import Searched
 from gpupool.scheduling.state.undo import UndoLog
-from gpupool.scheduling.state.user_division import UserDivision
+from gpupool.scheduling.state.user_division import LeastNeeds, UserDivision
 from gpupool.scheduling.state.user_order import Ordering
-from gpupool.scheduling.values import EvictionKind, PendingReplica, ReplicaKey, RunningReplica
+from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
 
 Entry = tuple[float, int, PendingReplica]  # its place (see ``user_order``), arrival number
 # project, priority, user, preemptible, shape, gang, workload of a running gang (for members that join it), how many
@@ -90,6 +91,7 @@ class Demand:
         self.evictable: dict[int, Counter[int]] = {}  # project -> priority -> preemptible running replicas
         self.project_queues: dict[int, dict[Shape, dict[GroupKey, Group]]] = {}
         self.shape_projects: dict[Shape, set[int]] = {}  # the projects in whose queue a shape is
+        self.shape_gangs: dict[Shape, Counter[int]] = {}  # of these projects, those with gangs, and how many groups
         self.timed: Counter[Shape] = Counter()  # ready replicas with a time limit
         self.restartable: Counter[Shape] = Counter()  # preemptible ready replicas
         self.importance: dict[int, Counter[int]] = {}  # project -> priority -> groups
@@ -107,10 +109,11 @@ class Demand:
         # see ``serve_by_eviction``: the change counts at its last search, and the rounds completed since they changed
         self.searched_for, self.search_rounds = (-1, -1), 0
         self.user_division = UserDivision()  # see ``user_shares``: of the last cycle that divided
-        self.searched: set[tuple[EvictionKind, int, Shape]] = set()  # without success, by an interrupted cycle
+        self.searched = Searched()  # without success, by an interrupted cycle
         self._maturing: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[QueueKey, Group]]] = {}
-        self._least_needs: dict[int, tuple[Ints, Ints]] = {}
+        self._project_rows: dict[Shape, Ints] = {}  # ``shape_projects`` as arrays
+        self._least_needs = LeastNeeds()
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
         self._asked: dict[ReplicaKey, int] = {}  # thousandths requested by ready replicas, as counted in the ledger
         self._entries: dict[ReplicaKey, tuple[Group, float, int]] = {}
@@ -133,6 +136,7 @@ class Demand:
             self.account_of(replica)
         noted = {name: value for name, value in vars(self).items() if isinstance(value, int | float | tuple)}
         sets = {name: (value, value.copy()) for name, value in vars(self).items() if isinstance(value, set)}
+        searched = Searched(self.searched)
         known = set(self.importance)
         self.window.bounded = False
         try:
@@ -153,6 +157,9 @@ class Demand:
                     value.clear()
                     value.update(before)
                     setattr(self, name, value)
+            self.searched = searched
+            for replica in replicas:
+                self._forget_cached(self.account_of(replica).project)
 
     # --- waiting replicas
 
@@ -276,34 +283,33 @@ class Demand:
             }
         return self._heads[project]
 
+    def projects_with(self, shape: Shape) -> Ints:
+        """Return the projects in whose queue a shape is; cached until that changes."""
+        if shape not in self._project_rows:
+            projects = self.shape_projects[shape]
+            self._project_rows[shape] = np.fromiter(projects, np.int64, len(projects))
+        return self._project_rows[shape]
+
     def smallest(self, needs: Mapping[Shape, int]) -> Ints:
         """Return by project the smallest of the ``needs`` of the shapes in its queue; UNBOUNDED if none of them is."""
         found = np.full(len(self.ledger.projects), UNBOUNDED)
         for shape, need in needs.items():
-            projects = self.shape_projects[shape]
-            at = np.fromiter(projects, np.int64, len(projects))
+            at = self.projects_with(shape)
             found[at] = np.minimum(found[at], need)
         return found
 
-    def least_needs(self, project: int) -> tuple[Ints, Ints]:
-        """Return the users with GPU work in the queue of a project, as ``Account.pair``, and what each needs at least.
+    def least_needs(self) -> Ints:
+        """Return what each user with GPU work in a queue needs at least; see ``LeastNeeds``. Do not change it."""
+        return self._least_needs.rows(self.ledger, self._needs_of)
 
-        In thousandths of a GPU; a request for memory counts as one thousandth. Cached until the queue changes.
-        """
-        if project not in self._least_needs:
-            least: dict[int, int] = {}
-            for shape, groups in self.project_queues.get(project, {}).items():
-                if not shape.gpuless:
-                    for group in groups.values():
-                        need = (shape.fixed_permille or 1) * group.size
-                        least[group.account.pair] = min(need, least.get(group.account.pair, need))
-            pairs, needs = list(least), list(least.values())
-            self._least_needs[project] = np.array(pairs, np.int64), np.array(needs, np.int64)
-        return self._least_needs[project]
+    def _needs_of(self, project: int) -> Iterator[tuple[int, int]]:
+        for group in self.groups(project):
+            if not group.shape.gpuless:
+                yield group.account.pair, (group.shape.fixed_permille or 1) * group.size
 
     def _forget_cached(self, project: int) -> None:
         self._heads.pop(project, None)
-        self._least_needs.pop(project, None)
+        self._least_needs.outdate(project)
 
     def shape_of(self, replica: PendingReplica) -> Shape:
         """Return the shape of a replica, ready or not; a member of a mixed gang has its own."""
@@ -386,6 +392,9 @@ class Demand:
             groups[key] = Group(key, account)
             self.window.enter(key[:3], shape)
             self.shape_projects.setdefault(shape, set()).add(account.project)
+            self._project_rows.pop(shape, None)
+            if gang is not None:
+                _count(self.shape_gangs.setdefault(shape, Counter()), account.project, 1)
             _count(self.importance.setdefault(account.project, Counter()), replica.priority, 1)
             _count(self.priorities_waiting, replica.priority, 1)
         place = queued_at + self._late_s(replica, groups[key])
@@ -428,6 +437,10 @@ class Demand:
     def _drop(self, group: Group) -> None:
         shapes = self.project_queues[group.account.project]
         del shapes[group.shape][group.key]
+        if group.gang is not None:
+            _count(self.shape_gangs[group.shape], group.account.project, -1)
+            if not self.shape_gangs[group.shape]:
+                del self.shape_gangs[group.shape]
         if not shapes[group.shape]:
             del shapes[group.shape]
             self._drop_shape(group.account.project, group.shape)
@@ -442,6 +455,7 @@ class Demand:
 
     def _drop_shape(self, project: int, shape: Shape) -> None:
         self.shape_projects[shape].remove(project)
+        self._project_rows.pop(shape, None)
         if not self.shape_projects[shape]:
             del self.shape_projects[shape], self.timed[shape], self.restartable[shape]
             self.unmovable.discard(shape)
