@@ -22,12 +22,20 @@ CASES = [
         running="r1 red 1 on a:0 train unsaved age=9000; r2 red 1 on b:0 train unsaved age=9000",
     ),
     Case(
-        "unsaved work that has not run long is evicted for a fair share",
+        "unsaved work that has not run longer than the setting is evicted for a fair share",
         "a 1xT4; b 1xT4",
         "p1 blue 1 train",
         "p1@b r1@a",
         running="r1 red 1 on a:0 train unsaved age=9000; r2 red 1 on b:0 train unsaved age=300",
         evicted="r2",
+        settings={"unsaved_after_s": 600},
+    ),
+    Case(
+        "unsaved work is protected as soon as its min-runtime has passed",
+        "a 1xT4; b 1xT4",
+        "p1 blue 1 train",
+        "r1@a r2@b",
+        running="r1 red 1 on a:0 train unsaved age=9000; r2 red 1 on b:0 train unsaved age=70",
     ),
     Case(
         "work that has just reported a checkpoint is evicted for a fair share",

@@ -49,7 +49,7 @@ class Settings:
 
     min_runtime_s: float = 60.0  # minimum run time before an eviction
     # later, work without checkpoints is evicted only for a configured quota or priority
-    unsaved_after_s: float = 600.0
+    unsaved_after_s: float = 60.0
     reserve_after_s: float = 300.0  # a replica that needs whole GPUs and waits longer gets a reservation
     max_reservations: int = 4
     reserved_part: float = 1 / 16  # of the pool: bound on GPUs held by reservations after the first
@@ -106,7 +106,7 @@ class Policy:
     placement: Placement = Placement.PACK
     node_lost_after_s: float | None = 300.0
     max_queued_per_user: int = 10_000
-    unsaved_after_s: float | None = 600.0
+    unsaved_after_s: float | None = 60.0
     max_requests_per_second: int = 100
     verify_idle_s: float | None = None
     verify_level: int = 1

@@ -29,7 +29,7 @@ class PolicyView(View):
     placement: Placement
     node_lost_after_s: float | None
     max_queued_per_user: int = 10_000
-    unsaved_after_s: float | None = 600.0
+    unsaved_after_s: float | None = 60.0
     max_requests_per_second: int = 100
     verify_idle_s: float | None = None
     verify_level: int = 1
@@ -51,7 +51,7 @@ class PolicyChange(Body):
     placement: Placement = Placement.PACK
     node_lost_after_s: Seconds | None = None
     max_queued_per_user: Annotated[int, Field(ge=1, le=200_000)] = 10_000
-    unsaved_after_s: Seconds | None = 600.0
+    unsaved_after_s: Seconds | None = 60.0
     max_requests_per_second: Annotated[int, Field(ge=10, le=100_000)] = 100
     verify_idle_s: Seconds | None = None
     verify_level: Annotated[int, Field(ge=1, le=3)] = 1
