@@ -18,7 +18,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from gpupool.domain.units import format_duration
+from gpupool.domain.units import WHOLE_GPU, format_duration
 from gpupool.scheduling.gang_placement import Placed, find_all, model_choices
 from gpupool.scheduling.holds.windows import in_window, may_hold, waiting_since
 from gpupool.scheduling.placement.capacity import runs
@@ -239,8 +239,15 @@ def _reserve_for(state: Starvation, group: Group, replica: PendingReplica) -> bo
     if state.stop_early and session.outcome.grants:
         state.interrupted = True
         return False
-    plans = [plan for choice in model_choices(session, group) if (plan := _plan(state, choice)) is not None]
+    rows = np.flatnonzero(session.cluster.present)
+    everywhere = len(rows)
+    if (group.shape.fixed_permille or 0) * group.size > WHOLE_GPU and not in_window(session, replica):
+        rows = rows[_limited_gpus(state)[rows] >= group.shape.request.count]
+    choices = model_choices(session, group) if len(rows) else []
+    plans = [plan for choice in choices if (plan := _plan(state, choice, rows)) is not None]
     if not plans:
+        if len(rows) < everywhere and (group.gang is None or not len(rows)):
+            state.without_limits.add((group.shape, group.size))
         return False
     starts_at, claims = min(plans, key=lambda plan: plan[0])
     if not may_hold(session, replica, claims):
@@ -252,6 +259,11 @@ def _reserve_for(state: Starvation, group: Group, replica: PendingReplica) -> bo
     for member, claim in zip(members, claims, strict=False):
         session.holds.hold(member, claim, group.account, HoldKind.RESERVED, starts_at)
     return True
+
+
+def _limited_gpus(state: Starvation) -> Ints:
+    """Return by row how many GPUs may have only work that ends: ``may_hold`` permits no others outside a window."""
+    return np.asarray(((slot_ends(state) < inf) & state.session.cluster.available).sum(axis=1))
 
 
 def _is_permitted(state: Starvation, group: Group, replica: PendingReplica) -> bool:
@@ -377,14 +389,14 @@ class _PlaceOptions:
         return np.asarray(order[first[best] : last[best] + 1])
 
 
-def _plan(state: Starvation, group: Group) -> tuple[float, list[Claim]] | None:
-    """Return when and on which GPUs a replica, or the minimum of its gang, can start first.
+def _plan(state: Starvation, group: Group, among: Ints) -> tuple[float, list[Claim]] | None:
+    """Return when and on which GPUs of the rows ``among`` a replica, or the minimum of its gang, can start first.
 
     CPU and memory are assumed to follow the GPUs. Among nodes that become free at the same (or an unknown) time, the
     one with the fewest GPUs in use wins, then the fullest.
     """
     session = state.session
-    outlook = _outlook(state, group.shape, group.size)
+    outlook = _outlook(state, group.shape, group.size, among)
     options = outlook.members(group.shape, _most_per_row(session, group.shape, outlook.rows))
     chosen = _nearest(session, group, outlook, options)
     if chosen is None:
@@ -439,10 +451,9 @@ def _most_per_row(session: SchedulingSession, shape: Shape, rows: Ints) -> Ints:
     return most
 
 
-def _outlook(state: Starvation, shape: Shape, size: int) -> _Outlook:
+def _outlook(state: Starvation, shape: Shape, size: int, rows: Ints) -> _Outlook:
     session = state.session
     cluster, relax = session.cluster, Relax(use=True)
-    rows = np.flatnonzero(cluster.present)
     usable, _ = usable_slots(cluster, shape, rows, session.placer.accepted(shape), None, relax)
     fits = usable_rows(cluster, shape, rows, usable, relax)
     rows, usable = rows[fits], usable[fits]
