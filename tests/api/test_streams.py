@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -82,6 +83,31 @@ def test_whole_log_equals_its_pages(http: httpx2.Client) -> None:
     recent = [chunk for part in octets(http, made["id"], since=chunks[20].at) for chunk in part.chunks()]
     assert recent == [chunk for chunk in chunks if chunk.at >= chunks[20].at]
     assert octets(http, made["id"], since=chunks[-1].at + 1000) == []
+
+
+def test_page_tells_that_older_output_was_deleted(http: httpx2.Client) -> None:
+    script = "for i in 1 2 3; do head -c 600000 /dev/zero | tr '\\0' a; echo; sleep 0.3; done"
+    made = http.post("/v1/workloads", json=shell(script) | {"log_limit": "1M"}).json()
+    http.get(f"/v1/workloads/{made['id']}/wait")
+    path = f"/v1/workloads/{made['id']}/logs"
+    page = http.get(path).json()
+    assert page["dropped"]
+    cursor, first = page["cursor"], page["chunks"][0]["at"]
+    assert not http.get(path, params={"cursor": cursor}).json()["dropped"]
+    assert not http.get(path, params={"tail": 1}).json()["dropped"]
+    assert http.get(path, params={"since": first - 0.1}).json()["dropped"]
+    assert not http.get(path, params={"since": first + 0.1}).json()["dropped"]
+    assert http.get(path, params={"cursor": "1:9"}).json()["dropped"]
+
+
+def test_deleted_log_differs_from_an_empty_one(http: httpx2.Client, pool: LivePool) -> None:
+    made = http.post("/v1/workloads", json=shell("true")).json()
+    http.get(f"/v1/workloads/{made['id']}/wait")
+    path = f"/v1/workloads/{made['id']}/logs"
+    assert http.get(path).json() == {"chunks": [], "cursor": "", "end": True, "dropped": False}
+    for folder in pool.root.glob(f"**/ended/{made['id']}*"):
+        shutil.rmtree(folder)
+    assert http.get(path).json() == {"chunks": [], "cursor": "", "end": True, "dropped": True}
 
 
 def test_whole_log_of_running_program_ends(http: httpx2.Client) -> None:

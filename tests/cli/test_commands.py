@@ -366,7 +366,7 @@ def test_logs_are_printed_unchanged(pool: FakePool, gpupool: Any) -> None:
     assert "index=2" in str(pool.targets[-1])
     page = {"chunks": [chunk(b"\xff\x00out"), chunk(b"err\n", "err")], "cursor": "c1", "end": True}
     pool.answers["GET /v1/workloads/a/logs"] = page
-    assert json.loads(gpupool("logs", "a", "--json").stdout) == {"chunks": page["chunks"]}
+    assert json.loads(gpupool("logs", "a", "--json").stdout) == {"chunks": page["chunks"], "dropped": False}
 
 
 def test_log_timestamps_mark_lines(pool: FakePool, gpupool: Any) -> None:
@@ -381,6 +381,31 @@ def test_interrupted_log_is_resumed_at_its_cursor(pool: FakePool, gpupool: Any) 
     cursor = f"1%3A{len(first) - len(LogBatch(1, len(first), b'').encode())}"
     pool.answers[f"GET /v1/workloads/a/logs?index=0&cursor={cursor}"] = records((OUT, b"two\n"))
     assert gpupool("logs", "a/0", "--tail", "9").stdout == b"one\ntwo\n"
+
+
+def segment(number: int, text: bytes) -> bytes:
+    data = RECORD.pack(int(NOW * 1e9), OUT, len(text)) + text
+    return LogBatch(number, len(data), data).encode()
+
+
+def test_deleted_output_is_reported(pool: FakePool, gpupool: Any) -> None:
+    path = "GET /v1/workloads/a/logs"
+    deleted = b"older output was deleted: the log reached its size limit"
+    pool.answers[path + "?index=0"] = segment(4, b"four\n") + segment(5, b"five\n") + WHOLE
+    pool.answers[path + "?index=0&limit=1"] = {"chunks": [], "cursor": "4:0", "end": False, "dropped": True}
+    done = gpupool("logs", "a/0")
+    assert (done.stdout, done.stderr.count(deleted), done.returncode) == (b"four\nfive\n", 1, 0)
+    pool.answers[path + "?index=0&limit=1"] = {"chunks": [], "cursor": "4:0", "end": False, "dropped": False}
+    assert gpupool("logs", "a/0").stderr == b""
+    pool.answers[path + "?index=0"] = segment(1, b"one\n") + segment(3, b"three\n") + WHOLE
+    assert deleted in gpupool("logs", "a/0").stderr
+    messages = [(f"{n}:9", "chunk", chunk(b"x\n") | {"cursor": f"{n}:9"}) for n in (1, 2, 7)]
+    pool.answers[path + "?index=0&follow=true"] = stream(*messages, ("7:9", "end", {}))
+    done = gpupool("logs", "-f", "a/0")
+    assert (done.stdout, done.stderr.count(deleted)) == (b"x\n" * 3, 1)
+    pool.answers[path + "?index=0"] = WHOLE
+    pool.answers[path + "?index=0&limit=1"] = {"chunks": [], "cursor": "", "end": True, "dropped": True}
+    assert b"the output was deleted" in gpupool("logs", "a/0").stderr
 
 
 def test_invalid_log_answer_is_an_error(pool: FakePool, gpupool: Any) -> None:

@@ -330,6 +330,18 @@ def test_whole_output_is_shown_on_request(visit: Visit, web_pool: WebPool) -> No
     expect(output.locator(".line").first).to_have_text("first-line")
 
 
+def test_whole_output_says_that_older_output_was_deleted(visit: Visit, web_pool: WebPool) -> None:
+    script = "for i in 1 2 3 4; do head -c 400000 /dev/zero | tr '\\0' a; echo; sleep 0.2; done; echo last-line"
+    start(web_pool, "cut-log", script, kind="training", log_limit="1M")
+    page = visit()
+    page.goto("/workloads/cut-log")
+    output = page.locator("gpupool-output")
+    expect(output).to_contain_text("last-line")
+    output.get_by_role("button", name="Whole output").click()
+    expect(output.locator(".line").first).to_have_text("Older output was deleted: the log reached its size limit.")
+    expect(output).to_contain_text("last-line")
+
+
 def test_workloads_page_shows_25_rows_on_a_laptop_and_changes_selected_ones(visit: Visit, web_pool: WebPool) -> None:
     for number in range(30):
         start(web_pool, f"many-{number}", "exit 3", kind="training", restart="never", gpus={"fraction": 0.02})

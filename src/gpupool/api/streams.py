@@ -12,7 +12,8 @@ from starlette.responses import StreamingResponse
 
 from gpupool.api.schemas.work.workloads import EventView, LogPage
 from gpupool.domain.errors import GpupoolError
-from gpupool.domain.protocol.log_records import WHOLE, LogBatch
+from gpupool.domain.protocol.log_records import WHOLE
+from gpupool.services.workloads.service import OutputPage
 
 PING_S = 15.0
 PING = b": ping\n\n"
@@ -23,7 +24,7 @@ _QUIET_S = 1.0  # longest sleep between two reads of a quiet log
 OCTETS = "application/octet-stream"
 
 ReadLog = Callable[[str], Awaitable[LogPage]]
-ReadRecords = Callable[[str], Awaitable[tuple[list[LogBatch], str, bool]]]
+ReadRecords = Callable[[str], Awaitable[OutputPage]]
 ReadEvents = Callable[[int], Awaitable[list[EventView]]]
 
 
@@ -96,14 +97,14 @@ async def octets(stream: AsyncIterator[bytes]) -> StreamingResponse:
 
 async def whole_log(cursor: str, read: ReadRecords, closing: asyncio.Event) -> AsyncIterator[bytes]:
     """Yield all output so far from a cursor, as ``domain.logrecords``; without the end record if reading fails."""
-    stretches, cursor, _ = await read(cursor)
-    while stretches:
-        for stretch in stretches:
-            yield stretch.encode()
+    page = await read(cursor)
+    while page.batches:
+        for batch in page.batches:
+            yield batch.encode()
         if closing.is_set():
             return
         try:
-            stretches, cursor, _ = await read(cursor)
+            page = await read(page.cursor)
         except GpupoolError:
             return  # a client that resumes here gets the reason
     yield WHOLE

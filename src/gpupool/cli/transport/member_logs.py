@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from json import dumps
 from typing import Any, NamedTuple
 
-from gpupool.cli.output import show, show_json
+from gpupool.cli.output import notify, show, show_json
 from gpupool.cli.render.line_filter import LineSearch
 from gpupool.cli.transport.pool import PoolClient
 from gpupool.cli.transport.streaming import LogPrinter, read_log_with_retry, stream_with_retry
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.protocol.log_records import skips_segments
 
 PAGE = 1000
+DROPPED = "older output was deleted: the log reached its size limit (--log-limit of submit)"
+DELETED = "the output was deleted: nodes keep the output of ended programs for some time; see 'gpupool pool describe'"
 MAX_FOLLOWED = 64  # members at a time, each on its own connection
 Json = dict[str, Any]
 
@@ -67,14 +71,17 @@ def print_members(pool: PoolClient, path: str, query: Json, members: Sequence[Js
         _follow_all(pool, path, query, names, style, width)
         return
     chunks: list[Json] = []
+    dropped = False
     for index, name in names.items():
         member = {**query, "index": index}
         if style.as_json:
-            chunks += [chunk | {"member": name} for chunk in all_chunks(pool, path, member)]
+            found = all_chunks(pool, path, member)
+            chunks += [chunk | {"member": name} for chunk in found.chunks]
+            dropped |= found.dropped
         else:
             print_whole(pool, path, member, _printer(name, width, style))
     if style.as_json:
-        show_json({"chunks": chunks})
+        show_json({"chunks": chunks, "dropped": dropped})
 
 
 def _printer(name: str, width: int, style: LogFormat) -> LogPrinter:
@@ -100,29 +107,71 @@ def _follow_all(pool: PoolClient, path: str, query: Json, names: dict[int, str],
         raise failures[0]
 
 
+class DroppedNotice:
+    """Reports on stderr that output at the start, or later in a fast log that is followed, was deleted."""
+
+    def __init__(self, pool: PoolClient, path: str, query: Json) -> None:
+        self._pool = pool
+        self._path = path
+        self._query = query
+        self._cursor: str | None = None
+
+    def before(self, cursor: str) -> None:
+        """Report deleted output before the output with this cursor after it."""
+        if skips_segments(self._cursor or "", cursor) and (self._cursor is not None or self._at_start()):
+            notify(DROPPED)
+        self._cursor = cursor
+
+    def finish(self) -> None:
+        """Report that all output was deleted."""
+        if self._cursor is None and self._at_start():
+            notify(DELETED)
+
+    def _at_start(self) -> bool:
+        """Ask the pool, which knows where ``since`` and ``tail`` begin."""
+        with contextlib.suppress(GpupoolError):
+            return bool(self._pool.get(self._path, {**self._query, "limit": 1}).get("dropped"))
+        return False
+
+
 def print_whole(pool: PoolClient, path: str, query: Json, printer: LogPrinter) -> None:
     """Print the output that exists now."""
-    for stretch in read_log_with_retry(pool, path, query):
-        printer.stretch(stretch)
+    notice = DroppedNotice(pool, path, query)
+    for batch in read_log_with_retry(pool, path, query):
+        notice.before(batch.cursor)
+        printer.stretch(batch)
     printer.finish()
+    notice.finish()
 
 
-def all_chunks(pool: PoolClient, path: str, query: Json) -> list[Json]:
-    """Return the output as the chunks of the API, page by page."""
+class AllChunks(NamedTuple):
+    """A whole log as the chunks of the API; ``dropped``: older output was deleted."""
+
+    chunks: list[Json]
+    dropped: bool
+
+
+def all_chunks(pool: PoolClient, path: str, query: Json) -> AllChunks:
+    """Return the output page by page."""
     chunks: list[Json] = []
+    dropped = False
     while True:
         page = pool.get(path, {**query, "limit": PAGE})
         chunks += page["chunks"]
+        dropped |= page.get("dropped", False)
         if page["end"] or not page["chunks"] or page["cursor"] == query.get("cursor"):
-            return chunks
+            return AllChunks(chunks, dropped)
         query = {**query, "cursor": page["cursor"], "tail": None}
 
 
 def follow_log(pool: PoolClient, path: str, query: dict[str, Any], printer: LogPrinter, *, as_json: bool) -> None:
     """Print new output until the attempt ends."""
+    notice = DroppedNotice(pool, path, query)
     for message in stream_with_retry(pool, path, {**query, "follow": True}, explicit_end=True):
         if message.event == "end":
+            notice.finish()
             break
+        notice.before(message.data["cursor"])
         if as_json:
             show([dumps(message.data)])
         else:

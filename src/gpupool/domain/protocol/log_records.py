@@ -100,6 +100,19 @@ class LogBatch(NamedTuple):
         return b"".join((self.data, RECORD.pack(0, MARK, len(cursor)), cursor))
 
 
+def skips_segments(cursor: str, later: str) -> bool:
+    """Return whether a segment between a cursor (empty: the start) and a later one was deleted.
+
+    Segments have consecutive numbers from 1. The oldest are deleted when a log reaches its size limit.
+    """
+    return _segment(later) > _segment(cursor) + 1
+
+
+def _segment(cursor: str) -> int:
+    number = cursor.partition(":")[0]
+    return int(number) if number.isdecimal() else 0
+
+
 class LogDecoder:
     """Parses the bytes of an answer, in pieces of any size, into batches."""
 

@@ -426,9 +426,17 @@ class Agent:
     # -- output ------------------------------------------------------------------------------------------------------
 
     async def read_log(self, key: str, cursor: str, limit: int) -> list[LogBatch]:
-        """Return output from a cursor; empty when there is no more now."""
+        """Return output from a cursor; empty when there is no more now. Raises NOT_FOUND if the output was deleted."""
         size = min(max(1, limit), READ_LIMIT)
-        return await self._in_log(key, lambda folder: output_log.read(folder, cursor, size))
+
+        def read(folder: Path) -> list[LogBatch] | None:
+            found = output_log.read(folder, cursor, size)
+            return found if found or folder.parent.exists() else None
+
+        found = await self._in_log(key, read)
+        if found is None:
+            raise GpupoolError(ErrorCode.NOT_FOUND, f"The output of {key} is not on this node.", "It was deleted.")
+        return found
 
     async def tail_log(self, key: str, lines: int) -> str:
         """Return the cursor before the last ``lines`` lines."""

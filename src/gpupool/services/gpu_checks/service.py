@@ -277,10 +277,9 @@ class GpuChecks:
         actor = await self._access.actor_for_uid(self._owner_uid)
         found, cursor, done = b"", "", False
         while not done and len(found) < MAX_OUTPUT_BYTES:
-            batches, cursor, done = await self._output.read(
-                actor, workload.id, index=0, attempt=None, cursor=cursor, limit=PAGE
-            )
-            found += b"".join(data for batch in batches for stream, data in batch.runs() if stream == "out")
+            page = await self._output.read(actor, workload.id, index=0, attempt=None, cursor=cursor, limit=PAGE)
+            cursor, done = page.cursor, page.end
+            found += b"".join(data for batch in page.batches for stream, data in batch.runs() if stream == "out")
         return found
 
     def _compared(self, report: VerifyReport) -> tuple[Subject, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -15,7 +16,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.events import Event, Reason
 from gpupool.domain.ids import AttemptKey
 from gpupool.domain.people.access import Actor, Role
-from gpupool.domain.protocol.log_records import LogBatch
+from gpupool.domain.protocol.log_records import LogBatch, skips_segments
 from gpupool.domain.units import MAX_DURATION_S, format_duration
 from gpupool.domain.work import lifecycle
 from gpupool.domain.work.lifecycle import POOL
@@ -54,6 +55,18 @@ _FINAL = tuple(state for state in WorkloadState if state.final)
 log = structlog.get_logger("gpupool.workloads")
 
 
+class OutputPage(NamedTuple):
+    """Output from a cursor.
+
+    ``end``: the attempt has ended, and no more output follows. ``dropped``: older output after the cursor was deleted.
+    """
+
+    batches: Sequence[LogBatch]
+    cursor: str  # after the output
+    end: bool
+    dropped: bool = False
+
+
 class OutputService:
     """Reads logs from the node that has them."""
 
@@ -64,16 +77,22 @@ class OutputService:
 
     async def read(
         self, actor: Actor, ref: str, *, index: int, attempt: int | None, cursor: str, limit: int
-    ) -> tuple[Sequence[LogBatch], str, bool]:
-        """Return output from a cursor, the cursor after it, and True if no more output can follow."""
+    ) -> OutputPage:
+        """Return output from a cursor."""
         workload = await self._seen(actor, ref)
         found = await self._find(workload, index, attempt)
         if found is None:
-            return (), cursor, workload.state.final
+            return OutputPage((), cursor, workload.state.final)
         key, link, live = found
-        stretches = await link.read_log(key, cursor, limit)
-        after = stretches[-1].cursor if stretches else cursor
-        return stretches, after, not live and not stretches
+        try:
+            batches = await link.read_log(key, cursor, limit)
+        except GpupoolError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            return OutputPage((), cursor, not live, dropped=not live)
+        if not batches:
+            return OutputPage((), cursor, not live)
+        return OutputPage(batches, batches[-1].cursor, end=False, dropped=skips_segments(cursor, batches[0].cursor))
 
     async def tail_cursor(self, actor: Actor, ref: str, *, index: int, attempt: int | None, lines: int) -> str:
         """Return the cursor that is about ``lines`` lines before the end."""

@@ -154,6 +154,9 @@ class Output extends HTMLElement {
 
   #receive(event) {
     const chunk = JSON.parse(event.data);
+    if (this.#all && !this.#cursor && parseInt(chunk.cursor, 10) > 1) {
+      this.pre.append(make('span', 'line line-note', 'Older output was deleted: the log reached its size limit.'));
+    }
     this.#cursor = chunk.cursor;
     const bytes = Uint8Array.from(atob(chunk.data), (letter) => letter.charCodeAt(0));
     const decoder = this.#decoders[chunk.stream] ??= new TextDecoder();

@@ -14,8 +14,8 @@ from gpupool.api.deps import Caller, Closing, Cursor, Index, Moment, Ref, Servic
 from gpupool.api.schemas.work.workloads import LogPage
 from gpupool.api.views.mapping import chunk_view
 from gpupool.domain.people.access import Actor
-from gpupool.domain.protocol.log_records import LogBatch
 from gpupool.services.pool import PoolServices
+from gpupool.services.workloads.service import OutputPage
 
 router = APIRouter(prefix="/v1/workloads", tags=["logs"])
 
@@ -51,22 +51,23 @@ class LogReader:
 
     async def page(self, cursor: str) -> LogPage:
         """Return the output from a cursor (empty: the start); empty if there is no more now."""
-        stretches, cursor, end = await self.stretches(cursor)
-        views = [chunk_view(chunk) for stretch in stretches for chunk in stretch.chunks()]
-        return LogPage(chunks=views, cursor=cursor, end=end)
+        read = await self.records(cursor)
+        views = [chunk_view(chunk) for batch in read.batches for chunk in batch.chunks()]
+        return LogPage(chunks=views, cursor=read.cursor, end=read.end, dropped=read.dropped)
 
-    async def stretches(self, cursor: str) -> tuple[list[LogBatch], str, bool]:
-        """Return output as records, the cursor after them, and whether the log is complete."""
+    async def records(self, cursor: str) -> OutputPage:
+        """Return the output from a cursor that is not older than ``since``."""
         while True:
-            found, cursor, end = await self.services.workloads.output.read(
+            found = await self.services.workloads.output.read(
                 self.actor, self.ref, index=self.index, attempt=self.attempt, cursor=cursor, limit=self.limit_kib * 1024
             )
-            recent = [part for stretch in found for part in self._recent(stretch)]
-            if recent or not found:
-                return recent, cursor, end
-
-    def _recent(self, stretch: LogBatch) -> list[LogBatch]:
-        return stretch.since(self.since) if self.since else [stretch]
+            if not self.since or not found.batches:
+                return found
+            recent = [part for batch in found.batches for part in batch.since(self.since)]
+            if recent:
+                dropped = found.dropped and next(found.batches[0].chunks()).at >= self.since
+                return found._replace(batches=recent, dropped=dropped)
+            cursor = found.cursor
 
     async def changed(self, timeout_s: float) -> None:
         """Sleep until there may be more output, at most ``timeout_s``."""
@@ -103,7 +104,7 @@ async def read_logs(  # noqa: PLR0913 - each is a query parameter of the route
     begin = await reader.start(last_event_id or cursor, tail)
     if streams.OCTETS in request.headers.get("accept", "") and not follow:
         whole = LogReader(services, caller, ref, index, attempt, WHOLE_KIB, since)
-        return await streams.octets(streams.whole_log(begin, whole.stretches, closing))
+        return await streams.octets(streams.whole_log(begin, whole.records, closing))
     first = await reader.page(begin)
     if follow:
         followed = streams.follow_log(first, reader.page, reader.changed, closing)

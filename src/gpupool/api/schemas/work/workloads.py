@@ -409,11 +409,15 @@ class LogChunkView(View):
 
 
 class LogPage(View):
-    """Chunks of output from a cursor; ``end``: the attempt has ended, and no more output follows."""
+    """Chunks of output from a cursor; ``end``: the attempt has ended, and no more output follows.
+
+    ``dropped``: older output after the cursor was deleted, because of the size limit of a log or its age.
+    """
 
     chunks: list[LogChunkView]
     cursor: str
     end: bool
+    dropped: bool = False
 
 
 class EventView(View):

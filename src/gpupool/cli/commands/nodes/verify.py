@@ -181,7 +181,7 @@ def _read_report(pool: PoolClient, workload: Json) -> VerifyReport | None:
     """Return the report in the output of a workload; None if there is none."""
     from gpupool.cli.transport.member_logs import all_chunks
 
-    chunks = all_chunks(pool, workload_path(workload["id"], "logs"), {})
+    chunks = all_chunks(pool, workload_path(workload["id"], "logs"), {}).chunks
     output = b"".join(base64.b64decode(chunk["data"]) for chunk in chunks if chunk["stream"] == "out")
     return read_report(output)
 

@@ -83,7 +83,7 @@ def _read(pool: PoolClient, workload: str) -> Json | None:
     """Return the report in the output of rank 0; None if there is none."""
     from gpupool.cli.transport.member_logs import all_chunks
 
-    chunks = all_chunks(pool, workload_path(workload, "logs"), {"index": 0})
+    chunks = all_chunks(pool, workload_path(workload, "logs"), {"index": 0}).chunks
     output = b"".join(base64.b64decode(chunk["data"]) for chunk in chunks if chunk["stream"] == "out")
     lines = [line for line in output.decode(errors="replace").splitlines() if line.startswith("{")]
     try:

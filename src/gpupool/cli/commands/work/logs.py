@@ -129,7 +129,7 @@ def logs(  # noqa: PLR0913, PLR0917 - one parameter per option
     if follow:
         follow_log(pool, path, query, printer, as_json=json)
     elif json:
-        show_json({"chunks": all_chunks(pool, path, query)})
+        show_json(all_chunks(pool, path, query)._asdict())
     else:
         print_whole(pool, path, query, printer)
     if not json and (follow or sys.stdout.isatty()):

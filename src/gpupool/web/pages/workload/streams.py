@@ -84,12 +84,13 @@ async def _pages(
 ) -> AsyncIterator[bytes]:
     cursor = ""
     while True:
-        stretches, cursor, _ = await services.workloads.output.read(
+        page = await services.workloads.output.read(
             visitor, ref, index=index, attempt=attempt, cursor=cursor, limit=PAGE_KIB * 1024
         )
-        if not stretches:
+        if not page.batches:
             return
-        yield b"".join([stretch.output() for stretch in stretches])
+        cursor = page.cursor
+        yield b"".join([batch.output() for batch in page.batches])
 
 
 async def _all(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
