@@ -103,6 +103,40 @@ def test_queue_and_cancel(pool: RealPool, slurm: Run) -> None:
     assert slurm("squeue", "-h").stdout == ""
 
 
+def test_partition_and_comment_select_and_describe_jobs(pool: RealPool, slurm: Run) -> None:
+    words = ("-p", "long", "--comment=paper: run 3", "--wrap", "echo $SLURM_JOB_PARTITION $SLURM_JOB_COMMENT; sleep 99")
+    job = slurm("sbatch", "--parsable", *words).stdout.strip()
+    other = slurm("sbatch", "--parsable", "--wrap", "sleep 99").stdout.strip()
+    assert pool.becomes(job, "running")
+    assert slurm("squeue", "-h", "-p", "long", "-o", "%i %P %k").stdout == f"{job} long paper: run 3\n"
+    assert slurm("squeue", "-h", "-p", "gpupool", "-o", "%i %P %k").stdout == f"{other} gpupool (null)\n"
+    assert slurm("squeue", "-h", "-p", "none").stdout == ""
+    assert slurm("sacct", "-nP", "-j", job, "-o", "Partition,Comment").stdout == "long|paper: run 3\n"
+    assert "RUNNING" in slurm("squeue", "-l", "-j", job).stdout
+    slurm("scancel", "-p", "long")
+    assert pool.becomes(job, "stopped")
+    slurm("scancel", "-i", other, input="")
+    assert pool.json("describe", other)["state"] == "running"
+    slurm("scancel", "-s", "KILL", other)
+    assert pool.becomes(other, "stopped")
+    assert slurm("scancel", "-q", "nothing", status=1).stderr == ""
+
+
+def test_queue_is_listed_again_and_again(slurm: Run) -> None:
+    done = slurm("timeout", "-s", "INT", "4", "squeue", "-i", "1", status=124)
+    assert done.stdout.count("NODELIST(REASON)") >= 2
+    assert done.stderr == ""
+
+
+def test_signal_is_sent_to_a_job(pool: RealPool, slurm: Run, tmp_path: Path) -> None:
+    wrap = "trap 'echo saved; exit 4' USR1; echo ready; while :; do sleep 0.1; done"
+    job = slurm("sbatch", "--parsable", "-o", "out.txt", "--wrap", wrap).stdout.strip()
+    assert eventually(lambda: (tmp_path / "out.txt").exists() and "ready" in (tmp_path / "out.txt").read_text())
+    slurm("scancel", "--signal=USR1", job)
+    assert pool.becomes(job, "failed")
+    assert (tmp_path / "out.txt").read_text().endswith("saved\n")
+
+
 def test_tasks_of_an_array(pool: RealPool, slurm: Run) -> None:
     wrap = "[ $SLURM_ARRAY_TASK_ID != 2 ] || exit 3; sleep 1000"
     array = slurm("sbatch", "--parsable", "-J", "sweep", "-a", "2-8:2", "--wrap", wrap).stdout.strip()
@@ -155,7 +189,9 @@ def test_run_and_refusals(slurm: Run) -> None:
         ("squeue", "-O", "jobid"),
         ("squeue", "--start"),
         ("sacct", "-S", "never"),
-        ("squeue", "-o", "%k"),
+        ("squeue", "-i", "0"),
+        ("sinfo", "-p", "gpu"),
+        ("squeue", "-o", "%K"),
         ("squeue", "-t", "ASLEEP"),
         ("sacct", "-o", "Bogus"),
         ("scancel",),

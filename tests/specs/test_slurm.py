@@ -56,7 +56,7 @@ def test_table_has_every_option_with_an_effect() -> None:
         {"--output", "--error", "--open-mode"},
         {"--wrap", "--parsable", "--wait", "--quiet", "--pty"},
     )
-    assert missing == of_output | of_commands | {"--partition"}
+    assert missing == of_output | of_commands | {"--partition", "--comment"}
     assert not {flag for option in OPTIONS for flag in option.flags} & REFUSED.keys()
 
 

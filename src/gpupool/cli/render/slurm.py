@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.specs.slurm.script import COMMENT_LABEL, NAME_LABEL, PARTITION_LABEL
 
 Json = dict[str, Any]
 STATES = {  # long and short names
@@ -58,9 +59,11 @@ REASONS = {  # Slurm's reason of a pending job, by the code of ``gpupool why``
 STATE_NAMES = frozenset(name for names in (*STATES.values(), *ENDINGS.values()) for name in names)
 PARTITION = "gpupool"
 QUEUE_FORMAT = "%.12i %.9P %.20j %.8u %.2t %.12M %.6D %R"
+LONG_QUEUE_FORMAT = "%.12i %.9P %.20j %.8u %.10T %.12M %.12l %.6D %R"
 NODES_FORMAT = "%9P %.5a %.10l %.6D %.6t %N"
+EACH_NODE_FORMAT = "%N %.6D %.9P %.6t"
+LONG_NODES_FORMAT = "%9P %.5a %.10l %.6D %.11T %.6c %.9m %G %N"
 ACCOUNTING_FIELDS = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
-NAME_LABEL = "slurm-job-name"
 _FIELD = re.compile(r"%(\.)?(\d{1,3})?([A-Za-z%])")
 
 
@@ -97,6 +100,15 @@ def job_name(job: Json) -> str:
     return str(job["labels"].get(NAME_LABEL) or job["name"])
 
 
+def partition(job: Json) -> str:
+    """Return the partition that was given for the job, which selects no nodes, else that of the pool."""
+    return str(job["labels"].get(PARTITION_LABEL) or PARTITION)
+
+
+def _comment(job: Json) -> str:
+    return str(job["labels"].get(COMMENT_LABEL, ""))
+
+
 def _ran(job: Json) -> float:
     if job["started_at"] is None:
         return 0.0
@@ -128,7 +140,7 @@ QUEUE_FIELDS: Mapping[str, tuple[str, Callable[[Json], object]]] = {
     "i": ("JOBID", lambda j: j["id"]),
     "A": ("JOBID", lambda j: j["id"]),
     "F": ("ARRAY_JOB_ID", lambda j: j["id"]),
-    "P": ("PARTITION", lambda _: PARTITION),
+    "P": ("PARTITION", partition),
     "j": ("NAME", job_name),
     "u": ("USER", lambda j: j["user"]),
     "a": ("ACCOUNT", lambda j: j["project"]),
@@ -146,6 +158,7 @@ QUEUE_FIELDS: Mapping[str, tuple[str, Callable[[Json], object]]] = {
     "r": ("REASON", reason),
     "S": ("START_TIME", lambda j: moment(j["started_at"])),
     "V": ("SUBMIT_TIME", lambda j: moment(j["created_at"])),
+    "k": ("COMMENT", lambda j: _comment(j) or "(null)"),
     "Z": ("WORK_DIR", lambda j: j["workdir"] or ""),
 }
 
@@ -184,7 +197,8 @@ NODE_FIELDS: Mapping[str, tuple[str, Callable[[Sequence[Json]], object]]] = {
 ACCOUNTING: Mapping[str, Callable[[Json], object]] = {
     "jobid": lambda j: j["id"],
     "jobname": job_name,
-    "partition": lambda _: PARTITION,
+    "partition": partition,
+    "comment": _comment,
     "account": lambda j: j["project"],
     "user": lambda j: j["user"],
     "alloccpus": lambda j: f"{j['cpus'] or 1:g}",

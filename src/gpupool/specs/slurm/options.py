@@ -33,6 +33,7 @@ class SlurmJob:
     error: str = ""
     append: bool = False
     partition: str = ""
+    comment: str = ""
     wrap: str = ""
     parsable: bool = False
     wait: bool = False
@@ -207,7 +208,7 @@ OPTIONS = (
     _row("-W --wait", "", _attribute("wait", lambda _: True)),
     _row("-Q --quiet", "", _attribute("quiet", lambda _: True)),
     _row("--pty", "", _attribute("pty", lambda _: True)),
-    _row("--comment", "TEXT", None),
+    _row("--comment", "TEXT", _attribute("comment")),
     _row("-v --verbose", "", None),
     _row("--mail-type", "LIST", _set("mail")),
     _row("--mail-user", "ADDRESS", None, _MAIL),

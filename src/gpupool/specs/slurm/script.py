@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.domain.errors import GpupoolError
+from gpupool.specs.limits import MAX_LABEL_VALUE
 from gpupool.specs.slurm.options import BY_FLAG, GANG, REFUSED, SlurmJob
 from gpupool.specs.slurm.output import PROGRAM, VARIABLE, redirected
 from gpupool.specs.slurm.values import refusal
@@ -22,6 +24,8 @@ from gpupool.specs.text.files import read_bounded
 OWN, SLURM = "#GPUPOOL", "#SBATCH"
 TASK = "task"  # the parameter of an array's sweep
 NAME_LABEL = "slurm-job-name"
+PARTITION_LABEL = "slurm-partition"
+COMMENT_LABEL = "slurm-comment"
 
 
 @dataclass(slots=True)
@@ -157,7 +161,7 @@ def complete(job: SlurmJob, command: list[str], own: list[str]) -> JobScript:
     fields: dict[str, Any] = {"env_from": _known_at_start(job)}
     if job.array is not None:
         fields["sweep"] = {"grid": {TASK: list(job.array.tasks)}}
-    options.setdefault("label", []).append(f"{NAME_LABEL}={_label(job.name)}")
+    options.setdefault("label", []).extend(_labels(job))
     options["env"] = [*(f"{name}={value}" for name, value in _known_now(job, tasks).items()), *options.get("env", [])]
     if job.output or job.error or job.array is not None:
         fields["env"] = {VARIABLE: PROGRAM}
@@ -170,6 +174,14 @@ def complete(job: SlurmJob, command: list[str], own: list[str]) -> JobScript:
 def _location(path: str, job: SlurmJob) -> str:
     """Return the script's path from the folder where the job starts."""
     return os.path.abspath(path) if os.path.isabs(path) or "workdir" in job.options else path  # noqa: PTH100, PTH117
+
+
+def _labels(job: SlurmJob) -> list[str]:
+    """Return the labels from which squeue and sacct show a job."""
+    found = {NAME_LABEL: _label(job.name), PARTITION_LABEL: job.partition and _label(job.partition)}
+    comment = "".join(" " if unicodedata.category(c) == "Cc" else c for c in job.comment)
+    found[COMMENT_LABEL] = comment[:MAX_LABEL_VALUE]
+    return [f"{key}={value}" for key, value in found.items() if value]
 
 
 def _label(name: str) -> str:
@@ -190,6 +202,8 @@ def _known_now(job: SlurmJob, tasks: int) -> dict[str, str]:
     found |= dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "1")
     found |= dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0")
     found["SLURM_JOB_PARTITION"] = job.partition or "gpupool"
+    if job.comment:
+        found["SLURM_JOB_COMMENT"] = job.comment
     if job.cpus_per_task is not None:
         found["SLURM_CPUS_PER_TASK"] = str(job.cpus_per_task)
     if "cpus" in job.options:

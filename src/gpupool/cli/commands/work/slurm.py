@@ -8,11 +8,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from gpupool.cli.output import notify, show
+from gpupool.cli.output import confirm, notify, show
 from gpupool.cli.render import slurm
 from gpupool.cli.transport.pool import PoolClient, open_pool, workload_path
 from gpupool.domain.errors import ErrorCode, GpupoolError
@@ -31,6 +32,8 @@ from gpupool.specs.slurm.script import (
 Options = dict[str, str]
 MAX_SCRIPT_BYTES = 96 << 10  # of a script on standard input: the limit of one argument is 128 KiB
 MAX_TASKS = 64
+KILL = frozenset({"KILL", "9"})
+MAX_INTERVAL_S = 86400
 _TASKS = re.compile(r"(w[0-9a-z]{10})_(\d+|\[[\d,:-]+\])")
 _LIST = re.compile(r"(?:\[[^\]]*\]|[^,])+")  # parts between commas that are not in brackets
 _ENDED = frozenset({"succeeded", "failed", "stopped"})
@@ -57,7 +60,8 @@ def sbatch(words: list[str]) -> int:
         script = parse_script(_standard_input(), "-", [], given, files=True)
     pool = open_pool(start=True)
     made = post_request(pool, build_script_body(script, {}), {})
-    show([str(made["id"]) if script.parsable else f"Submitted batch job {made['id']}"])
+    if script.parsable or not job.quiet:
+        show([str(made["id"]) if script.parsable else f"Submitted batch job {made['id']}"])
     if not script.wait:
         return 0
     from gpupool.cli.commands.work.control import wait
@@ -107,19 +111,36 @@ def _run_tasks(count: int, command: Sequence[str]) -> int:
 
 
 def squeue(words: list[str]) -> int:
-    """List jobs that have not ended."""
+    """List jobs that have not ended, with ``-i`` again and again."""
     names = "user= me jobs= job= name= states= partition= account= noheader format= long all array iterate="
     options, _ = _parse(words, "u:j:n:t:p:A:ho:lari:", names.split())
-    text = options.get("-o", slurm.QUEUE_FORMAT)
-    jobs = _jobs(open_pool(), options)
-    show(slurm.format_rows(text, slurm.QUEUE_FIELDS, jobs, header="-h" not in options))
-    return 0
+    text = options.get("-o", slurm.LONG_QUEUE_FORMAT if "-l" in options else slurm.QUEUE_FORMAT)
+    pool, interval = open_pool(), _interval_s(options)
+    while True:
+        rows = slurm.format_rows(text, slurm.QUEUE_FIELDS, _jobs(pool, options), header="-h" not in options)
+        if interval is None:
+            show(rows)
+            return 0
+        show([time.strftime("%a %b %d %H:%M:%S %Y"), *rows, ""])
+        sys.stdout.flush()
+        time.sleep(interval)
+
+
+def _interval_s(options: Options) -> float | None:
+    """Return the seconds of ``-i``; none without it."""
+    text = options.get("-i")
+    if text is not None and (not text.isdecimal() or not 0 < int(text) <= MAX_INTERVAL_S):
+        raise _refusal(f"'{text[:20]}' is not an interval.", f"Give whole seconds from 1 to {MAX_INTERVAL_S}.")
+    return None if text is None else float(text)
 
 
 def sinfo(words: list[str]) -> int:
     """List nodes by state."""
     options, _ = _parse(words, "hNo:lp:a", ["noheader", "Node", "format=", "long", "partition=", "all"])
-    text = options.get("-o", "%N %.6D %.9P %.6t" if "-N" in options else slurm.NODES_FORMAT)
+    if unknown := sorted(_listed(options, "-p") - {slurm.PARTITION}):
+        raise _refusal(f"There is no partition {unknown[0][:40]}.", f"The pool has one: {slurm.PARTITION}.")
+    short = slurm.EACH_NODE_FORMAT if "-N" in options else slurm.NODES_FORMAT
+    text = options.get("-o", slurm.LONG_NODES_FORMAT if "-l" in options else short)
     groups = slurm.node_groups(open_pool().get("nodes")["nodes"], each="-N" in options)
     show(slurm.format_rows(text, slurm.NODE_FIELDS, groups, header="-h" not in options))
     return 0
@@ -137,36 +158,43 @@ def sacct(words: list[str]) -> int:
 
 
 def scancel(words: list[str]) -> int:
-    """Stop jobs by id or name."""
-    options, names = _parse(words, "u:n:t:qvi", ["user=", "me", "name=", "state=", "quiet", "verbose"])
+    """Stop jobs by id or name, or send them a signal."""
+    long = "user= me name= jobname= state= account= partition= quiet verbose interactive signal="
+    options, names = _parse(words, "u:n:t:A:p:s:qvi", long.split(), SCANCEL)
     pool, status = open_pool(), 0
-    if options.keys() & {"-u", "--me", "-n", "-t"}:
+    signal = options.get("--signal", "").upper().removeprefix("SIG")
+    if options.keys() & {"-u", "--me", "-n", "-t", "-A", "-p"}:
         names = [*names, *(job["id"] for job in _jobs(pool, options))]
     elif not names:
         raise _refusal("scancel needs jobs.", "Give ids or names, or --me, --user, --name or --state.")
     for name in names:
+        if "-i" in options and not confirm(f"Cancel job {name}?"):
+            continue
         try:
-            _cancel(pool, name)
+            _cancel(pool, name, signal)
         except GpupoolError as error:
             from gpupool.cli.errors import report
 
-            report(error)
+            if "-q" not in options:
+                report(error)
             status = 1
     return status
 
 
-def _cancel(pool: PoolClient, name: str) -> None:
-    """Stop a job, or the tasks in ``ID_3`` or ``ID_[1-4]``."""
+def _cancel(pool: PoolClient, name: str, signal: str) -> None:
+    """Stop a job, or the tasks in ``ID_3`` or ``ID_[1-4]``; with a signal other than KILL send it instead."""
     job, tasks = _task_reference(name)
+    verb = "signal" if signal and signal not in KILL else "stop"
+    body = {"signal": signal} if verb == "signal" else {"force": bool(signal)}
     if tasks is None:
-        pool.post(workload_path(job, "stop"), {"force": False})
+        pool.post(workload_path(job, verb), body)
         return
     indexes = {task: replica["index"] for task, replica in _tasks_of(pool, job)}
     missing = [task for task in tasks if task not in indexes]
     if missing:
         raise GpupoolError(ErrorCode.NOT_FOUND, f"{job} has no task {missing[0]}.", "squeue -r lists tasks.")
     for task in tasks:
-        pool.post(workload_path(job, "stop"), {"force": False, "index": indexes[task]})
+        pool.post(workload_path(job, verb), body | {"index": indexes[task]})
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -179,6 +207,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 LONG = {  # the short spelling of a long option
     "--user": "-u",
+    "--partition": "-p",
+    "--iterate": "-i",
+    "--long": "-l",
     "--account": "-A",
     "--array": "-r",
     "--starttime": "-S",
@@ -196,6 +227,7 @@ LONG = {  # the short spelling of a long option
 }
 
 
+SCANCEL = LONG | {"--jobname": "-n", "-s": "--signal", "--quiet": "-q", "--interactive": "-i"}
 SACCT = LONG | {"--name": "--name", "--noheader": "-n", "--state": "-s"}
 
 
@@ -218,6 +250,7 @@ def _jobs(pool: PoolClient, options: Options, *, ended: bool = False) -> list[di
     all_states = ended or bool(states)
     query = {"all": all_states, "mine": True if "--me" in options else None, "reasons": None if ended else True}
     users, accounts, names = (_listed(options, flag) for flag in ("-u", "-A", "--name" if ended else "-n"))
+    partitions = set() if ended else _listed(options, "-p")
     ids = [_task_reference(part) for part in _LIST.findall(options.get("-j", ""))]
     start, end = (_time(options.get(flag), ended=flag == "-E") for flag in ("-S", "-E"))
     rows = [
@@ -225,6 +258,7 @@ def _jobs(pool: PoolClient, options: Options, *, ended: bool = False) -> list[di
         for job in reversed(pool.workloads(query))
         if (not users or job["user"] in users)
         and (not accounts or job["project"] in accounts)
+        and (not partitions or slurm.partition(job) in partitions)
         and (not names or {job["name"], job["labels"].get(NAME_LABEL, "")} & names)
         and job["created_at"] < end
         and (job["finished_at"] is None or job["finished_at"] >= start)
