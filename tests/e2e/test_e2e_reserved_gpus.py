@@ -39,6 +39,11 @@ def test_gpu_is_assigned_while_stopped_refused_to_another_and_moved(new_pool: Re
     assert becomes(pool, "second", "stopped")
     pool("workspace", "assign", "second", "-g", "1")
     pool("workspace", "start", "second", "--detach")
+    pool("workspace", "create", "late", "-g", "1", "--reserved")
+    listed = next(line for line in pool.text("workspace", "list").splitlines() if line.startswith("late"))
+    assert "1 (reservation waits)" in listed
+    assert "no GPU is reserved yet: 'gpupool why" in listed
+    pool("workspace", "delete", "late", "-y")
     reason = "2 GPUs are reserved for stopped workspaces: first-reserved"
     assert eventually(lambda: reason in pool.json("why", "second")["sentence"])
     pool("workspace", "start", "first")

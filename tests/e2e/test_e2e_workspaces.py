@@ -55,10 +55,16 @@ def test_files_stay_when_the_size_changes(pool: RealPool) -> None:
     assert eventually(lambda: not [path for path in walk(pool.state / "workspaces") if path.is_file()])
 
 
-def test_start_says_why_it_waits_and_delete_says_what_is_lost(pool: RealPool) -> None:
+def test_start_says_why_it_waits_and_what_an_interrupt_leaves(pool: RealPool) -> None:
     pool("submit", "all", "-n", "2", "--", "sleep", "1000")
     assert pool.becomes("all", "running")
     pool("workspace", "create", "later", "-n", "1")
+    terminal = Terminal(pool, "workspace", "start", "later")
+    terminal.expect(b"workspace later waits: ")
+    terminal.send(b"\x03")
+    terminal.expect(b"workspace later stays queued; stop it: 'gpupool workspace stop later'")
+    assert terminal.wait() == 130
+    pool("workspace", "stop", "later")
     terminal = Terminal(pool, "workspace", "start", "later")
     terminal.expect(b"workspace later waits: ")
     pool("stop", "all", "--force")

@@ -97,6 +97,8 @@ def test_form_reserves_the_gpus_of_a_new_workspace(people: Site) -> None:
     made = people.post("/workspaces", ANN_UID, name="kept", gpus="1", reserved="yes")
     assert "Workspace kept created on here." in notice(people, made)
     assert "1 (reserved)" in words(people.get("/workspaces", ANN_UID).text)
+    people.post("/workspaces", ANN_UID, name="late", gpus="2", reserved="yes")
+    assert "2 (reservation waits)" in words(people.get("/workspaces", ANN_UID).text)
     refused = people.post("/workspaces", ANN_UID, page="/workspaces", name="part", gpus="0.5", reserved="yes")
     assert "Only whole GPUs" in words(refused.text)
 

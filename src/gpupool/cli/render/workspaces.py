@@ -7,7 +7,7 @@ from typing import Any
 
 from gpupool.cli.render.text import Style, clock, pairs, since, table
 from gpupool.domain.units import WHOLE_GPU, format_mib, format_permille
-from gpupool.domain.work.workspace import format_bytes
+from gpupool.domain.work.workspace import format_bytes, reservation_text
 
 Json = dict[str, Any]
 
@@ -33,7 +33,8 @@ def _row(row: Json, now: float) -> tuple[object, ...]:
         row["name"],
         row["user"],
         row["state"],
-        gpus_text(row["session_gpus"] or row["gpus"]) + (" (reserved)" if row.get("reserved") else ""),
+        gpus_text(row["session_gpus"] or row["gpus"])
+        + (f" ({reservation_text(row['reservation_state'])})" if row.get("reserved") else ""),
         row["node"],
         disk_text(row),
         len(row["snapshots"]) or "-",
@@ -47,6 +48,8 @@ def _note(row: Json) -> str:
         return f"{row['task']['kind']} is in progress"
     if row["failure"]:
         return str(row["failure"]["message"])
+    if row.get("reserved") and row["reservation_state"] == "queued":
+        return f"no GPU is reserved yet: 'gpupool why {row['reservation']}'"
     return "unused for a long time: delete it if nobody needs it" if row["unused"] else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpupool.cli.output import notify
 from gpupool.cli.transport.pool import PoolClient, quote_segment, workload_path
 from gpupool.domain.errors import ErrorCode, GpupoolError
 
@@ -28,6 +29,9 @@ def await_task(pool: PoolClient, workspace: str) -> dict[str, Any] | None:
         while found["task"]:
             query = {"task": found["task"]["id"], "timeout_s": WAIT_S}
             found = pool.get(workspace_path(workspace), query, timeout_s=WAIT_S + 10)
+    except KeyboardInterrupt:
+        notify(f"the change of the workspace continues; see 'gpupool workspace show {workspace}'")
+        raise
     except GpupoolError as error:
         if error.code is not ErrorCode.UNKNOWN_WORKSPACE:
             raise

@@ -291,3 +291,8 @@ def format_bytes(size: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{value:.0f} {units[0]}" if value >= 10 or units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def reservation_text(state: str | None) -> str:
+    """Return the state of a reservation in a list, by the state of its lease; None: the lease was released."""
+    return {None: "reservation released", "queued": "reservation waits"}.get(state, "reserved")

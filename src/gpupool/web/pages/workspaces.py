@@ -21,6 +21,7 @@ from gpupool.domain.work.workspace import (
     Workspace,
     WorkspaceState,
     format_bytes,
+    reservation_text,
 )
 from gpupool.services.access.workspaces import DiskUse
 from gpupool.services.pool import PoolServices
@@ -51,6 +52,7 @@ class WorkspaceRow:
     workspace: Workspace
     state: WorkspaceState
     session: Workload | None
+    reservation: Workload | None
     note: str
 
     @property
@@ -62,7 +64,9 @@ class WorkspaceRow:
     def size(self) -> str:
         """Return the GPUs of its session, else those of its next start, and whether they are reserved."""
         size = size_text(self.workspace.gpus if self.session is None else self.session.gpus)
-        return f"{size} (reserved)" if self.workspace.reserved else size
+        if not self.workspace.reserved:
+            return size
+        return f"{size} ({reservation_text(None if self.reservation is None else self.reservation.state)})"
 
     @property
     def about(self) -> str:
@@ -111,7 +115,8 @@ def workspace_row(services: PoolServices, workspace: Workspace) -> WorkspaceRow:
         note = workspace.failure.message
     elif state is WorkspaceState.STOPPED and workspace.unused_s(services.workloads.now()) > UNUSED_AFTER_S:
         note = "unused for a long time"
-    return WorkspaceRow(workspace, state, services.workspaces.session(workspace), note)
+    session, reservation = services.workspaces.session(workspace), services.workspaces.reservation(workspace)
+    return WorkspaceRow(workspace, state, session, reservation, note)
 
 
 def size_text(gpus: GpuRequest) -> str:

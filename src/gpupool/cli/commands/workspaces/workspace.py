@@ -119,11 +119,16 @@ def create(
 
 @with_options((*_SIZES, *_LIMITS, Option("detach", "-d --detach", OptionKind.FLAG, "Do not wait.", GPUS)))
 def start(name: Name, json: AsJson = False, **values: Any) -> int:
-    """Start the session of a workspace, with another size than before if one is given. Interrupt to stop waiting."""
+    """Start the session of a workspace, with another size than before if one is given. Ctrl-C only ends the waiting."""
     pool, limits = open_pool(), {option.name: values[option.name] for option in _LIMITS if option.name in values}
     made = pool.post(workspace_path(name, "start"), limits | _size(values))
     if not values.get("detach"):
-        ended = _await_start(pool, made) or _await_ready(pool, made)
+        try:
+            ended = _await_start(pool, made) or _await_ready(pool, made)
+        except KeyboardInterrupt:
+            state = pool.get(workload_path(made["session"]))["state"]
+            notify(f"workspace {name} stays {state}; stop it: 'gpupool workspace stop {name}'")
+            raise
         if ended is not None:
             reason = ended["reason"] or {"message": ended["state"]}
             code = f" [{reason['code']}]" if reason.get("code") else ""
