@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from cli_fake_pool import FakePool
-from cli_views import project_view
+from cli_views import node_view, project_view
 
 SHARE = {
     "quota_permille": 4000,
@@ -56,6 +56,7 @@ def test_departments_are_created_changed_and_deleted(pool: FakePool, gpupool: An
 
 def test_project_weights_are_set_and_removed(pool: FakePool, gpupool: Any) -> None:
     pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
+    pool.answers["GET /v1/nodes"] = {"nodes": [node_view()], "next_cursor": None}
     for words, body in (
         (("--department", "research", "--weight", "2.5"), {"department": "research", "weight": 2.5}),
         (("--department", "none"), {"department": ""}),

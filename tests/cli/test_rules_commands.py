@@ -18,6 +18,7 @@ def test_labels_are_set_shown_and_removed(pool: FakePool, gpupool: Any) -> None:
 
 def test_rules_are_set_and_removed(pool: FakePool, gpupool: Any) -> None:
     pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
+    pool.answers["GET /v1/nodes"] = {"nodes": [node_view()], "next_cursor": None}
     for words, rules in (
         (("--max-time-limit", "12h", "--min-runtime", "10m"), {"max_time_limit_s": 43200.0, "min_runtime_s": 600.0}),
         (("--max-gpus", "2.5"), {"max_gpus_permille": 2500}),
@@ -36,6 +37,22 @@ def test_rules_are_set_and_removed(pool: FakePool, gpupool: Any) -> None:
     shown = gpupool("describe", "project", "team-a").stdout
     assert b"nights" in shown
     assert b"12h00m at most" in shown
+
+
+def test_names_that_no_node_has_are_reported(pool: FakePool, gpupool: Any) -> None:
+    pool.answers["PATCH /v1/projects/b"] = project_view(name="b")
+    pool.answers["GET /v1/nodes"] = {"nodes": [node_view(labels={"pool": "a100"})], "next_cursor": None}
+    for words, note in (
+        (("--pools", "a100"), b""),
+        (("--pools", "a100, a10"), b"No node is in the node pool 'a10' (node pools: a100)."),
+        (("--quota-model", "h100=2"), b"No GPU is of the model 'h100'"),
+    ):
+        done = gpupool("project", "set", "b", *words)
+        assert done.returncode == 0
+        assert note in done.stderr
+        assert bool(note) == (b"No " in done.stderr)
+    pool.answers["GET /v1/nodes"] = {"nodes": [node_view(labels={})], "next_cursor": None}
+    assert b"(no node has the label 'pool')" in gpupool("project", "set", "b", "--pools", "x").stderr
 
 
 def test_node_pool_is_a_node_label(pool: FakePool, gpupool: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,7 +140,10 @@ def test_administrator_changes_all_fields_in_one_form(site: Site, green: str) ->
     assert (now.rules.windows, now.rules.node_pools) == (("nights", "sat,sun"), ("a100", "t4"))
     assert now.rules.spread == "refuse"
     assert (now.compute_default, now.compute_allowed, now.sharing_default) == ("cap", ("guarantee", "cap"), None)
-    again = site.get(green).text
+    cookie = answer.headers["set-cookie"].partition(";")[0]
+    again = site.get(green, cookie=cookie).text
+    missing = "Saved. No node is in the node pool 'a100', 't4' (no node has the label 'pool')."
+    assert missing in html.unescape(words(again))
     for shown in ('value="1.5"', 'value="12h"', "A100=1\nt4=0.5", "nights\nsat,sun", 'value="cap" selected'):
         assert shown in again
     assert "changed: compute_allowed" in words(again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -301,3 +302,13 @@ def model_matches(wanted: str, model: str) -> bool:
 
 def _words(text: str) -> list[str]:
     return "".join(c if c.isalnum() else " " for c in text.lower()).split()
+
+
+def missing_pools_text(wanted: Iterable[str], node_labels: Iterable[Mapping[str, str]]) -> str:
+    """Return a sentence that names the node pools that no node is in; empty if there are none."""
+    known = sorted({labels[POOL_LABEL] for labels in node_labels if POOL_LABEL in labels})
+    missing = [f"'{pool}'" for pool in dict.fromkeys(wanted) if pool not in known]
+    if not missing:
+        return ""
+    pools = f"node pools: {', '.join(known)}" if known else f"no node has the label '{POOL_LABEL}'"
+    return f"No node is in the node pool {', '.join(missing)} ({pools})."

@@ -10,8 +10,9 @@ from gpupool.cli.commands.common import AsJson, add_group, command, with_options
 from gpupool.cli.output import notify, out_style, show, show_json
 from gpupool.cli.render.people import project_lines
 from gpupool.cli.request.project_options import RULES, SHARES, gpu_permille, rules_body, shares_body
-from gpupool.cli.transport.pool import open_pool, quote_segment
+from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment
 from gpupool.domain.errors import ErrorCode, GpupoolError
+from gpupool.domain.nodes.gpu import missing_pools_text, model_matches
 from gpupool.domain.units import parse_duration_s
 from gpupool.specs.job_options import Option, OptionKind
 
@@ -115,8 +116,12 @@ def list_projects(json: AsJson = False) -> None:
 def create(name: Name, **values: Any) -> None:
     """Create a project."""
     body = {field: value for field, value in _changes(values).items() if value is not None}
-    made = open_pool().post("projects", {"name": name} | body)
+    pool = open_pool()
+    notes = _unknown_names(pool, body)
+    made = pool.post("projects", {"name": name} | body)
     notify(f"project {made['name']} is created")
+    for note in notes:
+        notify(note)
 
 
 @with_options(SETTINGS)
@@ -125,8 +130,12 @@ def change(name: Name, **values: Any) -> None:
     body = _changes(values)
     if not body:
         raise typer.BadParameter("give a setting, for example --quota 2")
-    open_pool().patch(f"projects/{quote_segment(name)}", body)
+    pool = open_pool()
+    notes = _unknown_names(pool, body)
+    pool.patch(f"projects/{quote_segment(name)}", body)
     notify(f"project {name} is changed")
+    for note in notes:
+        notify(note)
 
 
 def delete(name: Name) -> None:
@@ -210,6 +219,22 @@ def _changes(values: dict[str, Any]) -> dict[str, Any]:
     for what in ("compute", "sharing"):
         body |= _choices(what, values.get(f"{what}_default"), values.get(f"{what}_allowed"))
     return body
+
+
+def _unknown_names(pool: PoolClient, body: dict[str, Any]) -> list[str]:
+    """Return a sentence about node pools, and one for each GPU model, that no node has; nodes may join later."""
+    pools, models = body.get("rules", {}).get("node_pools"), body.get("model_quotas")
+    if not pools and not models:
+        return []
+    nodes = pool.get("nodes")["nodes"]
+    known = sorted({gpu["model"] for node in nodes for gpu in node["gpus"]})
+    found = [missing_pools_text(pools or (), [node["labels"] for node in nodes])]
+    found += [
+        f"No GPU is of the model '{name}' (models: {', '.join(known) or 'none'})."
+        for name in models or ()
+        if not any(model_matches(name, model) for model in known)
+    ]
+    return [sentence for sentence in found if sentence]
 
 
 def _choices(what: str, default: str | None, allowed: str | None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from gpupool.api.deps import NameInPath
 from gpupool.domain.errors import ErrorCode, GpupoolError
-from gpupool.domain.nodes.gpu import SpreadRule
+from gpupool.domain.nodes.gpu import SpreadRule, missing_pools_text
 from gpupool.domain.nodes.sharing import ComputePolicy, Sharing
 from gpupool.domain.people.access import Department, Project, Role
 from gpupool.web.deps import Form, SentForm, reads
@@ -156,7 +156,9 @@ async def _change_project(
         changes = read()
         if changes:
             await context.services.access.change_project(context.visitor, known.name, changes)
-        return back_to(f"/projects/{known.name}", notice="Saved." if changes else "No changes.")
+        labels = [node.all_labels for node in await context.services.nodes.nodes()]
+        missing = missing_pools_text(changes.get("rules", {}).get("node_pools", ()), labels)
+        return back_to(f"/projects/{known.name}", notice=f"Saved. {missing}".strip() if changes else "No changes.")
 
     return await handle_form(form, change, lambda typed: _show_project(context, known, typed))
 
