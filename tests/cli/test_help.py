@@ -99,6 +99,7 @@ def test_underscores_and_dashes_name_the_same_command(gpupool: Any, name: str) -
         (("-h",), 0, ""),
         (("--version",), 0, ""),
         (("pss",), 2, "Did you mean 'gpupool ps'"),
+        (("sbatch", "job.sh"), 2, "Did you mean 'gpupool submit'"),
         (("run", "--bogus", "--", "true"), 125, "--bogus"),
         (("run",), 125, "give a command"),
         (("run", "-n", "two", "--", "true"), 125, "integer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 
 from e2e_pool import PATIENCE_S, RealPool, eventually
@@ -125,6 +126,8 @@ def test_dependent_job_starts_after_its_dependency(pool: RealPool) -> None:
     assert pool.becomes("two", "failed")
     assert pool.becomes("three", "succeeded")
     assert "DEPENDENCY_FAILED" in pool.text("events", "two")
+    assert re.search(r"^After: +one$", pool.text("describe", "two"), re.MULTILINE)
+    assert re.search(r"^After: +one:any$", pool.text("describe", "three"), re.MULTILINE)
 
 
 def test_quota_limits_protected_work_and_training_may_exceed_it(pool: RealPool) -> None:

@@ -226,3 +226,12 @@ def test_words_after_the_options_are_returned() -> None:
     job = SlurmJob(NOW)
     assert apply_words(job, ["-J", "a", "--exclusive", "-n4", "job.sh", "-x"]) == ["job.sh", "-x"]
     assert (job.name, job.tasks) == ("a", 4)
+
+
+def test_file_without_an_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").write_text("#SBATCH -n 1\ntrue\n")
+    for words in (["job.sh"], ["./job.sh"], [str(tmp_path / "job.sh"), "argument"]):
+        with pytest.raises(GpupoolError, match="does not begin with #!"):
+            build_body({}, words, [])
+    assert build_body({}, ["job.sh", "true"], [])["name"] == "job.sh"

@@ -92,6 +92,15 @@ def test_waiting_workload_shows_position_and_reason(people: Site) -> None:
     assert "urgent of ann: priority 100 over 0" in said
 
 
+def test_page_names_the_workloads_that_must_end_first(people: Site) -> None:
+    first, second = submit(people, actor=ANN, name="first"), submit(people, actor=ANN, name="second")
+    after = [{"workload": "first", "condition": "failure"}, {"workload": "second", "condition": "any"}]
+    last = submit(people, actor=ANN, name="last", after=after)
+    shown = people.get(f"/workloads/{last.id}", ANN_UID).text
+    assert f'<a href="/workloads/{first.id}">first</a> (failure)' in shown
+    assert f'<a href="/workloads/{second.id}">second</a> (any result)' in shown
+
+
 def test_list_shows_why_workloads_wait(people: Site) -> None:
     submit(people, actor=ANN, name="holds", command=["sleep"], gpus={"count": 2})
     submit(people, actor=ANN, name="waits", command=["sleep"], gpus={"count": 2})

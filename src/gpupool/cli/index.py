@@ -212,8 +212,22 @@ def resolve_alias(argv: list[str]) -> list[str]:
     return [*target.split(), *argv[2:]] if target else argv
 
 
+SLURM = {  # commands of Slurm and what does the same
+    "sbatch": "submit",
+    "srun": "run",
+    "salloc": "request-gpus",
+    "squeue": "ps",
+    "scancel": "stop",
+    "sinfo": "nodes",
+    "sacct": "ps -a",
+    "scontrol": "describe",
+}
+
+
 def near_names(word: str) -> list[str]:
-    """Return commands that are similar to a misspelt word."""
+    """Return commands that are similar to a misspelt word, or do the same as a command of Slurm."""
     import difflib
 
+    if word in SLURM:
+        return [SLURM[word]]
     return difflib.get_close_matches(word.replace("_", "-"), COMMANDS, n=3, cutoff=0.6)

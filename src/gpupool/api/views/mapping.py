@@ -67,6 +67,7 @@ class Shown:
 
     ``manages``: the caller may control it and attach to it. ``relayed`` are the replicas on other nodes than the
     control plane's: they have no socket here. ``now`` is the time of the answer. ``waiting`` is why it waits.
+    ``names`` are those of its dependencies, by id.
     """
 
     private: bool
@@ -76,6 +77,7 @@ class Shown:
     manages: bool = False
     now: float = 0.0
     waiting: ReasonView | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def gpu_view(gpu: Gpu, node: Node, holdings: Sequence[HeldShare], check: GpuCheck | None = None) -> GpuView:
@@ -174,7 +176,7 @@ def workload_detail(
         env=dict(workload.program.env) if shown.private else None,
         retry=RetryView.of(workload.retry),
         limits=LimitsView.of(workload.limits),
-        after=[DependencyView.of(d) for d in workload.after],
+        after=[DependencyView.of(d, name=shown.names.get(d.workload)) for d in workload.after],
         guarantees=sharing_of(workload, replicas, leases)[1],
         windows=list(workload.windows),
         manages=shown.manages,

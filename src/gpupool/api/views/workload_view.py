@@ -65,7 +65,9 @@ async def workload_detail(
     attachable = frozenset(index for index in placed if services.workloads.attach_path(workload, index))
     manages = services.workloads.can_manage(viewer.actor, workload)
     now = services.workloads.now()
-    shown = Shown(services.workloads.can_see(viewer.actor, workload), paths, attachable, relayed, manages, now)
+    names = await services.workloads.dependency_names(viewer.actor, workload)
+    private = services.workloads.can_see(viewer.actor, workload)
+    shown = Shown(private, paths, attachable, relayed, manages, now, names=names)
     return mapping.workload_detail(workload, replicas, leases, shown, replicas_from)
 
 

@@ -89,7 +89,7 @@ def replicas_text(w: Json) -> str:
 
 def _dependency(after: Json) -> str:
     condition = ":failure" if after.get("failure_only") else "" if after["success_only"] else ":any"
-    return f"{after['workload']}{condition}"
+    return f"{after.get('name') or after['workload']}{condition}"
 
 
 def detail_lines(

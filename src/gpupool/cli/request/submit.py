@@ -51,6 +51,12 @@ def build_body(values: Values, words: list[str], program: list[str]) -> Values:
 
         if is_script(words[0]):
             return build_script_body(read_script(words[0], words[1:]), values)
+        if len(words) == 1 or "/" in words[0]:
+            raise GpupoolError(
+                ErrorCode.INVALID_REQUEST,
+                f"The file {words[0]} does not begin with #!.",
+                "Begin the script with #!/bin/bash, or give a name and a command: gpupool submit NAME -- COMMAND.",
+            )
     if words and "name" not in values:
         values, words = values | {"name": words[0]}, words[1:]
     return _body(values, [*words, *program])

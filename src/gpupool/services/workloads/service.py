@@ -180,6 +180,14 @@ class WorkloadService:
         """Return a workload by id or name; raises UNKNOWN_WORKLOAD."""
         return await self._lookup.workload(actor, ref)
 
+    async def dependency_names(self, actor: Actor, workload: Workload) -> dict[str, str]:
+        """Return the names of the workloads that must end first, by id; deleted ones are missing."""
+        names = dict[str, str]()
+        for dependency in workload.after:
+            with contextlib.suppress(GpupoolError):
+                names[dependency.workload] = (await self._lookup.workload(actor, dependency.workload)).name
+        return names
+
     async def list(self, actor: Actor, wanted: WorkloadFilter) -> Sequence[Workload]:
         """Return one page of a listing. All users see all workloads, without private fields."""
         if can_list_live(wanted):

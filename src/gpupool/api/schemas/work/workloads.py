@@ -296,11 +296,12 @@ class LimitsView(View):
 
 
 class DependencyView(View):
-    """Another workload that must end first."""
+    """Another workload that must end first; without ``name`` it is deleted."""
 
     workload: str
     success_only: bool
     failure_only: bool = False
+    name: str | None = None
 
 
 class WorkloadDetail(WorkloadView):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from gpupool.domain.errors import GpupoolError
@@ -106,6 +106,7 @@ class WorkloadPage:
     saved_at: float | None
     ending: Ending | None = None
     retrying: Retrying | None = None
+    dependency_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def served(self) -> bool:
@@ -150,6 +151,7 @@ async def workload_page(
         saved_at=max((replica.saved_at for replica in replicas if replica.saved_at is not None), default=None),
         ending=ending_of(workload, replicas),
         retrying=next((again for replica in replicas if (again := retrying(workload, replica)) is not None), None),
+        dependency_names=await services.workloads.dependency_names(actor, workload),
     )
 
 
