@@ -212,6 +212,12 @@ def test_expired_queue_time_limit_returns_its_status(pool: FakePool) -> None:
     assert b"It waited longer than 1s [WAIT_EXPIRED]" in err
 
 
+def test_quiet_detached_run_prints_only_the_id(pool: FakePool, gpupool: Any) -> None:
+    done = gpupool("run", "-d", "-q", "--", "sleep", "60")
+    assert done.stdout
+    assert done.stderr == b""
+
+
 def test_detach_prints_the_id_and_exits(pool: FakePool, gpupool: Any) -> None:
     done = gpupool("run", "-d", "--name", "night", "--", "sleep", "60")
     assert done.stdout == b"w0000000000\n"

@@ -105,6 +105,8 @@ def test_underscores_and_dashes_name_the_same_command(gpupool: Any, name: str) -
         (("run", "-n", "two", "--", "true"), 125, "integer"),
         (("ps", "--bogus"), 2, "gpupool ps --help"),
         (("describe", "a", "b"), 2, "job, node or project"),
+        (("list", "clusters"), 2, "Invalid value for 'what': 'clusters' is not one of 'jobs', 'nodes'"),
+        (("submit", "name", "word", "--", "true"), 125, "'word' before -- is neither the name nor an option"),
         (("stop",), 2, "--all"),
         (("project",), 2, ""),
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpupool.cli.render.machines import gpu_lines, node_detail_lines, node_lines, smi_lines
 from gpupool.cli.render.people import project_lines, usage_lines
 from gpupool.cli.render.text import Style, bar, clean, cut, table, width_of
-from gpupool.cli.render.workloads import detail_lines, event_line, gpus_text, why_lines, workload_lines
+from gpupool.cli.render.workloads import detail_lines, event_line, gpus_text, replicas_text, why_lines, workload_lines
 from gpupool.cli.tui.watch import paint
 
 PLAIN = Style()
@@ -40,6 +40,12 @@ def test_ps_on_a_terminal_cuts_the_last_column_and_colours_the_state() -> None:
     shown = workload_lines([workload_view("w0000000001")], NOW, Style(colour=True, columns=50))
     assert shown[1].endswith("…")
     assert "\x1b[32mrunning\x1b[0m" in shown[1]
+
+
+def test_stopped_replicas_are_not_done() -> None:
+    counts = {"pending": 0, "starting": 0, "running": 0, "stopping": 0, "succeeded": 1, "failed": 1, "stopped": 48}
+    view = workload_view("w0000000001") | {"completions": 50, "counts": counts}
+    assert replicas_text(view) == "2/50 done, 1 failed, 48 stopped"
 
 
 def test_replicas_of_a_workload_on_a_gpu_are_one_holder() -> None:

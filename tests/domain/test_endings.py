@@ -50,6 +50,16 @@ def test_first_replica_that_failed_by_itself_decides(
     assert found.sentence.startswith(f"replica {index}: end {index}")
 
 
+def test_stop_of_the_whole_workload_names_no_replica() -> None:
+    rows = [ended(index, ReplicaState.STOPPED, Reason.STOPPED_BY_USER, 2.0) for index in range(2)]
+    work = workload(completions=2, state=WorkloadState.STOPPED)
+    whole = ending_of(replace(work, stop_reason=Reason.STOPPED_BY_USER), rows)
+    single = ending_of(work, rows)
+    assert whole is not None
+    assert single is not None
+    assert (whole.sentence, single.sentence) == ("end 0", "replica 0: end 0")
+
+
 @pytest.mark.parametrize(("completions", "named"), [(1, "{name}"), (4, "{name}/3")])
 @pytest.mark.parametrize("reason", [Reason.EXITED, Reason.BACKOFF_EXHAUSTED, Reason.REPEATED_FAILURE])
 def test_suggestion_names_the_replica_that_failed(reason: Reason, completions: int, named: str) -> None:

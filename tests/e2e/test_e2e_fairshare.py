@@ -34,7 +34,7 @@ def look_at(pool: RealPool) -> None:
     shown = pool.text("fairshare", "--user")
     assert "research/vision" in shown
     assert "at its fair share" in shown
-    assert "GPU HOURS" in shown
+    assert "RECENT USE" in shown
     assert pool.json("department", "list")["departments"][0]["projects"] == ["vision"]
     refused = pool("department", "delete", "research", ok=False)
     assert b"WRONG_STATE" in refused.stderr

@@ -171,7 +171,7 @@ def _report_usage_error(error: Any, command: str) -> int:
 
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"{PROGRAM} {command}"
-    message = error.format_message()
+    message = error.format_message().replace("Value error, ", "")  # Typer checks choices with pydantic
     if message:
         return report_usage_error(message, path, command)
     # a group without a command shows its help

@@ -157,5 +157,6 @@ def _run_detached(body: Values, values: Values) -> int:
         raise error_of_answer(answer)
     os.write(1, f"{answer.body['id']}\n".encode())
     name = answer.body["name"]
-    say(f"{name} is {answer.body['state']}; 'gpupool logs -f {name}' shows its output")
+    if not values.get("quiet"):
+        say(f"{name} is {answer.body['state']}; 'gpupool logs -f {name}' shows its output")
     return 0

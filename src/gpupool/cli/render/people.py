@@ -93,9 +93,9 @@ def fair_share_lines(found: Json, style: Style) -> list[str]:
     decay = f"half-life of past use: {format_duration(found['half_life_s'])}"
     lines = [style.dim(f"{format_permille(found['capacity_permille'])} GPUs; {decay}")]
     if found["departments"]:
-        titles = ("DEPARTMENT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "GPU HOURS")
+        titles = ("DEPARTMENT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "RECENT USE")
         lines += [*table(titles, [(d["department"], *_numbers(d)) for d in found["departments"]], style), ""]
-    headers = ("TURN", "PROJECT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "GPU HOURS", "WHY")
+    headers = ("TURN", "PROJECT", "QUOTA", "WEIGHT", "HELD", "WAITING", "FAIR SHARE", "RECENT USE", "WHY")
     lines += table(headers, [_project(p) for p in found["projects"]], style)
     of_models = [(p["project"], *_model(of)) for p in found["projects"] for of in p.get("of_models", ())]
     return [*lines, "", *table(("PROJECT", "MODEL", "QUOTA", "HELD"), of_models, style)] if of_models else lines
@@ -127,7 +127,7 @@ def user_share_lines(found: Json, style: Style) -> list[str]:
         (u["project"], u["user"], format_permille(u["held_permille"]), f"{u['used_gpu_hours']:.2f}")
         for u in found["users"]
     ]
-    return table(("PROJECT", "USER", "HELD", "GPU HOURS"), rows, style)
+    return table(("PROJECT", "USER", "HELD", "RECENT USE"), rows, style)
 
 
 def project_lines(projects: Sequence[Json], chosen: str | None, style: Style) -> list[str]:

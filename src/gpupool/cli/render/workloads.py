@@ -77,13 +77,12 @@ def gpus_text(gpus: Json) -> str:
 
 
 def replicas_text(w: Json) -> str:
-    """Return ``2/4 done, 2 running`` for several replicas; ``-`` for one."""
+    """Return ``2/4 done, 2 running`` for several replicas, of which stopped ones are not done; ``-`` for one."""
     if w["completions"] == 1:
         return "-"
     counts = w["counts"]
-    done = counts["succeeded"] + counts["failed"] + counts["stopped"]
-    parts = [f"{done}/{w['completions']} done"]
-    parts += [f"{counts[state]} {state}" for state in ("running", "failed") if counts[state]]
+    parts = [f"{counts['succeeded'] + counts['failed']}/{w['completions']} done"]
+    parts += [f"{counts[state]} {state}" for state in ("running", "failed", "stopped") if counts[state]]
     return ", ".join(parts)
 
 

@@ -59,6 +59,12 @@ def build_body(values: Values, words: list[str], program: list[str]) -> Values:
             )
     if words and "name" not in values:
         values, words = values | {"name": words[0]}, words[1:]
+    if words and program:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST,
+            f"'{words[0][:40]}' before -- is neither the name nor an option.",
+            "Write the whole command after --.",
+        )
     return _body(values, [*words, *program])
 
 

@@ -134,7 +134,8 @@ def _sentence(workload: Workload, replica: Replica) -> str:
     ran_s = (replica.finished_at or 0.0) - (replica.started_at or 0.0)
     if replica.reason is Reason.EXITED and replica.started_at is not None and ran_s >= 0:
         said += f" after {format_duration(ran_s)}"
-    return f"replica {replica.index}: {said}" if workload.completions > 1 else said
+    together = workload.stop_reason is replica.reason  # all replicas were stopped, not this one
+    return f"replica {replica.index}: {said}" if workload.completions > 1 and not together else said
 
 
 def _decided_by(reason: Reason) -> DecidedBy:

@@ -40,7 +40,7 @@ def pools_text(pools: tuple[str, ...]) -> str:
 def _host(shape: Shape) -> str:
     parts = []
     if shape.cpu_milli:
-        parts.append(f"{shape.cpu_milli / 1000:g} CPUs")
+        parts.append(f"{shape.cpu_milli / 1000:g} CPU{'' if shape.cpu_milli == 1000 else 's'}")
     if shape.mem_mib:
         parts.append(f"{format_mib(shape.mem_mib)} of memory")
     return " with " + " and ".join(parts) if parts else ""

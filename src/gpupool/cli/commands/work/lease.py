@@ -61,7 +61,8 @@ def request_gpus(
     if values.get("json"):
         show_json(outcome | {"file": path})
         return 0
-    notify(f"{outcome['name']} holds {_held(outcome)}; 'gpupool client -- COMMAND' uses it")
+    if not values.get("quiet"):
+        notify(f"{outcome['name']} holds {_held(outcome)}; 'gpupool client -- COMMAND' uses it")
     show([path])
     return 0
 
