@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -137,11 +138,45 @@ def test_signal_is_sent_to_a_job(pool: RealPool, slurm: Run, tmp_path: Path) -> 
     assert (tmp_path / "out.txt").read_text().endswith("saved\n")
 
 
+def test_tasks_are_started_by_srun_outside_a_job(slurm: Run) -> None:
+    script = 'read line; echo "$SLURM_PROCID of $SLURM_NTASKS: $line"; exit $SLURM_PROCID'
+    done = slurm("srun", "-n", "2", "--mem=50M", "sh", "-c", script, status=1, input="first\n")
+    assert sorted(done.stdout.splitlines()) == ["0 of 2: first", "1 of 2: "]
+
+
+def test_allocation_runs_tasks_on_its_gpus(slurm: Run) -> None:
+    script = "srun sh -c 'echo $CUDA_VISIBLE_DEVICES'; echo $CUDA_VISIBLE_DEVICES; exit 5"
+    first, second = slurm("salloc", "--gres=gpu:1", "sh", "-c", script, status=5).stdout.split()
+    assert first == second
+
+
+def test_scontrol_shows_and_changes_jobs(pool: RealPool, slurm: Run) -> None:
+    words = ("-J", "my job", "-t", "10", "--mem=64M", "--wrap", "sleep 1000")
+    job = slurm("sbatch", "--parsable", *words).stdout.strip()
+    assert pool.becomes(job, "running")
+    shown = slurm("scontrol", "show", "job", job).stdout
+    node = pool.json("list", "nodes")["nodes"][0]["name"]
+    for text in (f"JobId={job} JobName=my-job", "JobState=RUNNING Reason=None", "TimeLimit=10:00", f"NodeList={node} "):
+        assert text in shown
+    slurm("scontrol", "hold", f"JobId={job}")
+    assert pool.becomes(job, "suspended")
+    slurm("scontrol", "release", job)
+    assert pool.becomes(job, "running")
+    assert f"NodeName={node} State=" in slurm("scontrol", "show", "nodes").stdout
+    assert slurm("scontrol", "show", "hostnames", "a,b").stdout == "a\nb\n"
+    assert "is not known" in slurm("scontrol", "update", f"JobId={job}", status=125).stderr
+    assert "There is no node 'none'" in slurm("scontrol", "show", "node", "none", status=125).stderr
+    fields = slurm("sacct", "-nP", "-j", job, "-o", "NCPUS,ElapsedRaw,MaxRSS,Reason,NNodes").stdout
+    assert re.fullmatch(r"1\|\d+\|(\d+M)?\|None\|1\n", fields)
+    slurm("scancel", job)
+
+
 def test_tasks_of_an_array(pool: RealPool, slurm: Run) -> None:
     wrap = "[ $SLURM_ARRAY_TASK_ID != 2 ] || exit 3; sleep 1000"
     array = slurm("sbatch", "--parsable", "-J", "sweep", "-a", "2-8:2", "--wrap", wrap).stdout.strip()
     assert pool.becomes(array, "running")
     assert eventually(lambda: pool.json("describe", array)["counts"]["failed"] == 1)
+    assert f" {array}_4 " in slurm("squeue", "-r").stdout
     listed = slurm("squeue", "-r", "-h", "-o", "%i %j").stdout.splitlines()
     assert listed == [f"{array}_{task} sweep" for task in (4, 6, 8)]
     slurm("scancel", f"{array}_[4,6]")
@@ -185,6 +220,7 @@ def test_run_and_refusals(slurm: Run) -> None:
         ("sbatch", "--wrap", "true", "script"),
         ("sbatch", "--nodes=2", "--wrap", "true"),
         ("sbatch", "missing.sh"),
+        ("sbatch", "-d", "afterok:w0123456789_2", "--wrap", "true"),
         ("squeue", "--bogus"),
         ("squeue", "-O", "jobid"),
         ("squeue", "--start"),
@@ -205,6 +241,6 @@ def test_folder_with_other_programs_is_not_changed(pool: RealPool, tmp_path: Pat
     assert b"exists and is not gpupool's" in refused.stderr
     assert [path.name for path in tmp_path.iterdir() if path.name in {"sbatch", "squeue"}] == ["squeue"]
     pool("compat", "install", "slurm", "--dir", str(tmp_path / "new"))
-    assert len(list((tmp_path / "new").iterdir())) == 6
+    assert len(list((tmp_path / "new").iterdir())) == 8
     pool("compat", "remove", "slurm", "--dir", str(tmp_path / "new"))
     assert not list((tmp_path / "new").iterdir())

@@ -58,10 +58,11 @@ REASONS = {  # Slurm's reason of a pending job, by the code of ``gpupool why``
 }
 STATE_NAMES = frozenset(name for names in (*STATES.values(), *ENDINGS.values()) for name in names)
 PARTITION = "gpupool"
-QUEUE_FORMAT = "%.12i %.9P %.20j %.8u %.2t %.12M %.6D %R"
-LONG_QUEUE_FORMAT = "%.12i %.9P %.20j %.8u %.10T %.12M %.12l %.6D %R"
+QUEUE_FORMAT = "%.18i %.9P %.20j %.8u %.2t %.12M %.6D %R"
+LONG_QUEUE_FORMAT = "%.18i %.9P %.20j %.8u %.10T %.12M %.12l %.6D %R"
 NODES_FORMAT = "%9P %.5a %.10l %.6D %.6t %N"
 EACH_NODE_FORMAT = "%N %.6D %.9P %.6t"
+LONG_EACH_NODE_FORMAT = "%N %.6D %.9P %.11T %.6c %.9m %G"
 LONG_NODES_FORMAT = "%9P %.5a %.10l %.6D %.11T %.6c %.9m %G %N"
 ACCOUNTING_FIELDS = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode"
 _FIELD = re.compile(r"%(\.)?(\d{1,3})?([A-Za-z%])")
@@ -91,6 +92,8 @@ def state_names(job: Json) -> tuple[str, str]:
 def array_task(job: Json, replica: Json, task: int) -> Json:
     """Return a task of an array in the form of a job."""
     state = {"pending": "suspended" if job["suspended"] else "queued", "starting": "running"}
+    if replica["state"] == "pending" and job["counts"]["running"] >= job["parallelism"] and not job.get("waiting"):
+        job = job | {"waiting": {"code": "PARALLELISM", "message": ""}}
     own = {key: replica[key] for key in ("node", "exit_status", "started_at", "finished_at", "ending")}
     return job | own | {"id": f"{job['id']}_{task}", "state": state.get(replica["state"], replica["state"])}
 
@@ -134,6 +137,48 @@ def _node_or_reason(job: Json) -> str:
 def _gres(job: Json) -> str:
     gpus = job["gpus"]
     return f"gres/gpu:{gpus['count']}" if gpus["count"] else "N/A"
+
+
+def _nodes(job: Json) -> str:
+    return job["node"] or "None assigned"
+
+
+def _cpus(job: Json) -> str:
+    return f"{job['cpus'] or 1:g}"
+
+
+def job_lines(job: Json) -> list[str]:
+    """Return a job as scontrol shows it; ``waiting`` may be missing."""
+    limit = elapsed(job["max_time_s"]) if job["max_time_s"] else "UNLIMITED"
+    return [
+        f"JobId={job['id']} JobName={job_name(job)}",
+        f"   UserId={job['user']} Account={job['project']} Priority={job['priority']}",
+        f"   JobState={state_names(job)[0]} Reason={reason(job)} ExitCode={_exit_code(job)}",
+        f"   RunTime={_clock(_ran(job))} TimeLimit={limit}",
+        f"   SubmitTime={moment(job['created_at'])}",
+        f"   StartTime={moment(job['started_at'])} EndTime={moment(job['finished_at'])}",
+        f"   Partition={partition(job)} NodeList={job['node'] or '(null)'} NumNodes=1 NumCPUs={_cpus(job)}",
+        f"   MinMemoryNode={job['memory_mib'] or 0}M TresPerNode={_gres(job)}",
+        f"   Command={' '.join(job['command'] or ()) or '(null)'}",
+        f"   WorkDir={job['workdir'] or '(null)'}",
+        f"   Comment={_comment(job) or '(null)'}",
+    ]
+
+
+def node_lines(node: Json) -> list[str]:
+    """Return a node as scontrol shows it."""
+    used = sum(gpu["allocated_permille"] for gpu in node["gpus"]) / 1000
+    return [
+        f"NodeName={node['name']} State={_node_state(node).upper()}",
+        f"   CPUTot={node['cpus']:g} RealMemory={node['memory_mib']}",
+        f"   Gres={_node_gres(node)} AllocTRES=gres/gpu={used:g}",
+        f"   Reason={node['cordon_reason'] or '(null)'}",
+    ]
+
+
+def _clock(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
 
 QUEUE_FIELDS: Mapping[str, tuple[str, Callable[[Json], object]]] = {
@@ -201,16 +246,24 @@ ACCOUNTING: Mapping[str, Callable[[Json], object]] = {
     "comment": _comment,
     "account": lambda j: j["project"],
     "user": lambda j: j["user"],
-    "alloccpus": lambda j: f"{j['cpus'] or 1:g}",
+    "alloccpus": _cpus,
+    "ncpus": _cpus,
+    "reqcpus": _cpus,
+    "nnodes": lambda _: 1,
+    "priority": lambda j: j["priority"],
+    "reason": reason,
+    "maxrss": lambda j: f"{j['max_rss_mib']}M" if j.get("max_rss_mib") else "",
     "state": lambda j: state_names(j)[0],
     "exitcode": _exit_code,
-    "elapsed": lambda j: f"{int(_ran(j)) // 3600:02d}:{int(_ran(j)) % 3600 // 60:02d}:{int(_ran(j)) % 60:02d}",
+    "elapsed": lambda j: _clock(_ran(j)),
+    "elapsedraw": lambda j: int(_ran(j)),
     "submit": lambda j: moment(j["created_at"]),
     "start": lambda j: moment(j["started_at"]),
     "end": lambda j: moment(j["finished_at"]),
-    "nodelist": lambda j: j["node"] or "None assigned",
+    "nodelist": _nodes,
     "reqmem": lambda j: f"{j['memory_mib']}M" if j["memory_mib"] else "0",
     "alloctres": lambda j: _gres(j).replace("N/A", ""),
+    "reqtres": lambda j: _gres(j).replace("N/A", ""),
     "timelimit": lambda j: elapsed(j["max_time_s"]) if j["max_time_s"] else "UNLIMITED",
     "workdir": lambda j: j["workdir"] or "",
 }
@@ -264,7 +317,7 @@ def accounting_lines(names: str, jobs: Sequence[Json], *, header: bool, parsable
     if parsable:
         end = "|" if parsable == "p" else ""
         return ["|".join(row) + end for row in [*head, *rows]]
-    sizes = [int(width.removeprefix("-") or 12) for _, width in columns]
+    sizes = [int(width.removeprefix("-") or (16 if field.lower() == "jobid" else 12)) for field, width in columns]
     rule = [["-" * size for size in sizes]] if header else []
     lines = [*head, *rule, *rows]
     left = [width.startswith("-") for _, width in columns]

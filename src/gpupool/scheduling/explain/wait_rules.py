@@ -207,12 +207,16 @@ def _reserved(case: Case) -> WaitFinding | None:
     return WaitFinding(WaitCode.RESERVED_FOR_OTHERS, sentence, {"reservations": len(others)}, helps)
 
 
+_GPU_WITHOUT_HOST = "a GPU is free, but its node lacks the CPUs or memory"
+
+
 def _host(case: Case) -> WaitFinding | None:
     if not case.fits_if(Relax(host=True)):
         return None
     c = case.cluster
     cpus, memory = int(c.cpu_free[c.up].max(initial=0)) / 1000, int(c.mem_free[c.up].max(initial=0))
-    sentence = f"needs {case.wants}; a GPU is free, but its node lacks the CPUs or memory"
+    free = "no node has the CPUs or memory free" if not case.shape.request.count else _GPU_WITHOUT_HOST
+    sentence = f"needs {case.wants}; {free}"
     numbers: Numbers = {"most_cpus_free": cpus, "most_memory_free_mib": memory}
     return WaitFinding(WaitCode.CPU_OR_MEMORY, sentence, numbers, ("request fewer CPUs or less memory",))
 

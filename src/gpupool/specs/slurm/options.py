@@ -210,6 +210,8 @@ OPTIONS = (
     _row("--pty", "", _attribute("pty", lambda _: True)),
     _row("--comment", "TEXT", _attribute("comment")),
     _row("-v --verbose", "", None),
+    _row("-u --unbuffered", "", None),
+    _row("-K --kill-on-bad-exit", "", None, "tasks end by themselves"),
     _row("--mail-type", "LIST", _set("mail")),
     _row("--mail-user", "ADDRESS", None, _MAIL),
     _row("-q --qos", "NAME", None, "there are no classes of service; use --priority"),

@@ -90,6 +90,9 @@ def indices(text: str) -> Indices:
     return Indices(tuple(tasks), int(limit) if percent else None)
 
 
+_ARRAY_TASK = re.compile(r"w[0-9a-z]{10}_\d+")
+
+
 def dependencies(text: str) -> tuple[list[str], bool]:
     """Return the values of ``--after`` in ``afterok:A:B,afterany:C``, and whether ``singleton`` is among them."""
     after: list[str] = []
@@ -103,6 +106,11 @@ def dependencies(text: str) -> tuple[list[str], bool]:
         if kind not in _CONDITIONS or not all(jobs) or not jobs:
             raise refusal(
                 f"The dependency '{part[:40]}' is not possible.", f"Use {', '.join(_CONDITIONS)} or singleton."
+            )
+        if task := next((job for job in jobs if _ARRAY_TASK.fullmatch(job)), None):
+            raise refusal(
+                f"A dependency on one task ({task}) of an array is not possible.",
+                f"Depend on the whole array: {kind}:{task.partition('_')[0]}.",
             )
         after += [job if kind == "afterok" else f"{job}:{_CONDITIONS[kind]}" for job in jobs]
     return after, "singleton" in parts

@@ -15,7 +15,7 @@ from gpupool.domain.errors import ErrorCode, GpupoolError
 MARK = "# made by 'gpupool compat install"
 # By system: its commands. The words of Run:ai and Bitfusion are those of gpupool.
 NAMES = {
-    "slurm": ("sbatch", "srun", "squeue", "scancel", "sinfo", "sacct"),
+    "slurm": ("sbatch", "srun", "squeue", "scancel", "sinfo", "sacct", "salloc", "scontrol"),
     "runai": ("runai",),
     "bitfusion": ("bitfusion",),
 }
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def install(system: System, folder: Folder = None) -> int:
-    """Write the commands of a system into a folder: sbatch, srun, squeue, scancel, sinfo, sacct; runai; or bitfusion.
+    """Write the commands of a system into a folder: sbatch, srun and others of Slurm; runai; or bitfusion.
 
     Add the folder to PATH to use them.
     """

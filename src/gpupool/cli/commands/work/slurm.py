@@ -1,7 +1,8 @@
-"""The commands of Slurm: sbatch, srun, squeue, scancel, sinfo and sacct, with their common options."""
+"""The commands of Slurm with their common options: sbatch, srun, salloc, squeue, scancel, sinfo, sacct, scontrol."""
 
 from __future__ import annotations
 
+import contextlib
 import getopt
 import math
 import os
@@ -37,6 +38,17 @@ MAX_INTERVAL_S = 86400
 _TASKS = re.compile(r"(w[0-9a-z]{10})_(\d+|\[[\d,:-]+\])")
 _LIST = re.compile(r"(?:\[[^\]]*\]|[^,])+")  # parts between commas that are not in brackets
 _ENDED = frozenset({"succeeded", "failed", "stopped"})
+# Starts SLURM_NTASKS tasks of "$@" and returns the highest exit status; the first task reads standard input.
+TASKS = """exec 3<&0; n=0; ids=; worst=0
+while [ "$n" -lt "$SLURM_NTASKS" ]; do
+  if [ "$n" = 0 ]; then exec 4<&3; else exec 4</dev/null; fi
+  SLURM_PROCID=$n SLURM_LOCALID=$n "$@" <&4 3<&- 4<&- & ids="$ids $!"; n=$((n + 1))
+done
+for id in $ids; do wait "$id"; code=$?; [ "$code" -le "$worst" ] || worst=$code; done
+exit "$worst"
+"""
+VERBS = {"hold": "suspend", "suspend": "suspend", "release": "resume", "resume": "resume", "requeue": "restart"}
+KNOWN = f"show job, show node, show hostnames, {', '.join(VERBS)}"
 JOB_ONLY = frozenset({"after", "parallelism"})  # options of jobs that ``run`` does not have
 
 
@@ -84,7 +96,9 @@ def srun(words: list[str]) -> int:
         raise _refusal("srun needs a program.", "For example: srun --gres=gpu:1 python3 train.py")
     if os.environ.get("SLURM_JOB_ID") and os.environ.get("GPUPOOL_WORKLOAD_ID"):
         return _run_tasks(job.tasks if any(w.startswith(("-n", "--ntasks")) for w in words) else 1, command)
-    from gpupool.cli.fast import commands as fast
+    from gpupool.cli.fast.commands import run_attached
+    from gpupool.cli.request.request_body import workload_body
+    from gpupool.cli.transport.local import find_transport
 
     script = complete(job, command, [])
     if script.singleton or job.array is not None or JOB_ONLY & script.options.keys():
@@ -92,7 +106,60 @@ def srun(words: list[str]) -> int:
     for note in script.notes:
         notify(note)
     values = script.options | ({"tty": True} if job.pty else {}) | {"quiet": job.quiet}
-    return fast.run(values, script.command)
+    tasks = 1 if job.pty else job.tasks
+    program = ["/bin/sh", "-c", TASKS, "srun", *script.command] if tasks > 1 else script.command
+    body = workload_body(values, program) | {"kind": "run", "env_from": script.fields["env_from"]}
+    return run_attached(find_transport(start=True), body, values)
+
+
+def salloc(words: list[str]) -> int:
+    """Run a shell, or a program, on its own GPUs. In it srun starts tasks on the same GPUs."""
+    rest = apply_words(new_job(), words)
+    options = words[: len(words) - len(rest)]
+    return srun([*options, *rest] if rest else [*options, "--pty", os.environ.get("SHELL") or "/bin/sh"])
+
+
+def scontrol(words: list[str]) -> int:
+    """Show or change jobs."""
+    words = [word for word in words if word not in {"-o", "--oneliner", "-d", "--details"}]
+    verb, rest = words[0] if words else "", words[1:]
+    if verb in VERBS and rest:
+        pool = open_pool()
+        for name in _listed_names(rest):
+            pool.post(workload_path(name, VERBS[verb]), {})
+        return 0
+    what, names = (rest[0].rstrip("s") if rest else ""), _listed_names(rest[1:])
+    if verb == "show" and what == "hostname":
+        show(names)
+    elif verb == "show" and what == "job":
+        _show_jobs(open_pool(), names)
+    elif verb == "show" and what == "node":
+        _show_nodes(open_pool(), names)
+    else:
+        raise GpupoolError(
+            ErrorCode.INVALID_REQUEST, f"'scontrol {' '.join(words)[:60]}' is not known.", f"Use {KNOWN}."
+        )
+    return 0
+
+
+def _listed_names(words: Sequence[str]) -> list[str]:
+    """Return the names in words such as ``a,b`` and ``JobId=a``."""
+    return [part for word in words for part in word.rpartition("=")[2].split(",") if part]
+
+
+def _show_jobs(pool: PoolClient, names: Sequence[str]) -> None:
+    jobs = [pool.get(workload_path(name)) for name in names] or pool.workloads({"all": False, "reasons": True})
+    for job in jobs:
+        show([*slurm.job_lines(job), ""])
+
+
+def _show_nodes(pool: PoolClient, names: Sequence[str]) -> None:
+    nodes = pool.get("nodes")["nodes"]
+    for missing in set(names) - {node["name"] for node in nodes}:
+        raise GpupoolError(ErrorCode.NOT_FOUND, f"There is no node '{missing[:80]}'.", "sinfo -N lists nodes.")
+    for node in nodes:
+        if not names or node["name"] in names:
+            show([*slurm.node_lines(node), ""])
 
 
 def _run_tasks(count: int, command: Sequence[str]) -> int:
@@ -139,8 +206,13 @@ def sinfo(words: list[str]) -> int:
     options, _ = _parse(words, "hNo:lp:a", ["noheader", "Node", "format=", "long", "partition=", "all"])
     if unknown := sorted(_listed(options, "-p") - {slurm.PARTITION}):
         raise _refusal(f"There is no partition {unknown[0][:40]}.", f"The pool has one: {slurm.PARTITION}.")
-    short = slurm.EACH_NODE_FORMAT if "-N" in options else slurm.NODES_FORMAT
-    text = options.get("-o", slurm.LONG_NODES_FORMAT if "-l" in options else short)
+    formats = {
+        (False, False): slurm.NODES_FORMAT,
+        (False, True): slurm.LONG_NODES_FORMAT,
+        (True, False): slurm.EACH_NODE_FORMAT,
+        (True, True): slurm.LONG_EACH_NODE_FORMAT,
+    }
+    text = options.get("-o", formats["-N" in options, "-l" in options])
     groups = slurm.node_groups(open_pool().get("nodes")["nodes"], each="-N" in options)
     show(slurm.format_rows(text, slurm.NODE_FIELDS, groups, header="-h" not in options))
     return 0
@@ -151,9 +223,20 @@ def sacct(words: list[str]) -> int:
     names = "user= jobs= name= state= account= noheader format= parsable parsable2 allocations allusers array "
     options, _ = _parse(words, "u:j:s:A:no:pPXaS:E:", f"{names} starttime= endtime= units=".split(), SACCT)
     header = "-n" not in options
-    jobs = _jobs(open_pool(), options, ended=True)
+    pool = open_pool()
+    jobs = _jobs(pool, options, ended=True)
     parsable = "P" if "-P" in options else "p" if "-p" in options else ""
-    show(slurm.accounting_lines(options.get("-o", slurm.ACCOUNTING_FIELDS), jobs, header=header, parsable=parsable))
+    fields = options.get("-o", slurm.ACCOUNTING_FIELDS)
+    if "maxrss" in fields.lower():
+        jobs = [job | {"max_rss_mib": _highest_memory(pool, job)} for job in jobs]
+    show(slurm.accounting_lines(fields, jobs, header=header, parsable=parsable))
+    return 0
+
+
+def _highest_memory(pool: PoolClient, job: dict[str, Any]) -> int:
+    """Return the highest measured memory of a replica, 0 without a measurement."""
+    with contextlib.suppress(GpupoolError):
+        return int(pool.get(workload_path(job["id"].partition("_")[0], "efficiency"))["memory_mib"])
     return 0
 
 
@@ -204,6 +287,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "scancel": scancel,
     "sinfo": sinfo,
     "sacct": sacct,
+    "salloc": salloc,
+    "scontrol": scontrol,
 }
 LONG = {  # the short spelling of a long option
     "--user": "-u",
