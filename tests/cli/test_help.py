@@ -100,6 +100,7 @@ def test_underscores_and_dashes_name_the_same_command(gpupool: Any, name: str) -
         (("--version",), 0, ""),
         (("pss",), 2, "Did you mean 'gpupool ps'"),
         (("sbatch", "job.sh"), 2, "Did you mean 'gpupool submit'"),
+        (("submit-dist", "pytorch"), 2, "Did you mean 'gpupool training pytorch submit'"),
         (("run", "--bogus", "--", "true"), 125, "--bogus"),
         (("run",), 125, "give a command"),
         (("run", "-n", "two", "--", "true"), 125, "integer"),

@@ -46,3 +46,16 @@ def test_jupyter_is_the_program(pool: RealPool) -> None:
     assert b"kind: interactive" in said.stdout
     done = pool("training", "submit", "server", "-n", "0", "--port", "6006", "--", "true")
     assert b"'gpupool open server 6006' opens its port 6006" in done.stderr
+
+
+def test_words_of_the_other_order_and_kind_are_understood(pool: RealPool) -> None:
+    pool("workspace", "submit", "dev7", "-n", "0", "--", "sleep", "1000")
+    assert pool.becomes("dev7", "running")
+    assert pool.text("training", "exec", "dev7", "--stdin", "--", "echo", "inside") == "inside\n"
+    assert pool.text("exec", "dev7", "-i", "echo", "inside") == "inside\n"
+    assert "tty" in pool.text("exec", "dev7", "-it", "--", "sh", "-c", "[ -t 0 ] && echo tty")
+    for verb in ("stop", "show", "delete"):
+        refused = pool("workspace", verb, "dev7", ok=False)
+        assert b"dev7 is a workload, not a workspace. [UNKNOWN_WORKSPACE]" in refused.stderr
+    assert b"gpupool config project x" in pool("project", "set", "x", ok=False).stderr
+    pool("stop", "dev7", "--force")

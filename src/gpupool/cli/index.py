@@ -212,7 +212,7 @@ def resolve_alias(argv: list[str]) -> list[str]:
     return [*target.split(), *argv[2:]] if target else argv
 
 
-SLURM = {  # commands of Slurm and what does the same
+OTHER_SYSTEMS = {  # commands of Slurm and Run:ai, and what does the same
     "sbatch": "submit",
     "srun": "run",
     "salloc": "request-gpus",
@@ -221,13 +221,16 @@ SLURM = {  # commands of Slurm and what does the same
     "sinfo": "nodes",
     "sacct": "ps -a",
     "scontrol": "describe",
+    "submit-dist": "training pytorch submit",
+    "pytorch": "training pytorch submit",
+    "mpi": "training mpi submit",
 }
 
 
 def near_names(word: str) -> list[str]:
-    """Return commands that are similar to a misspelt word, or do the same as a command of Slurm."""
+    """Return commands that are similar to a misspelt word, or do the same as a command of Slurm or Run:ai."""
     import difflib
 
-    if word in SLURM:
-        return [SLURM[word]]
+    if word in OTHER_SYSTEMS:
+        return [OTHER_SYSTEMS[word]]
     return difflib.get_close_matches(word.replace("_", "-"), COMMANDS, n=3, cutoff=0.6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpupool.cli.output import notify
@@ -14,6 +16,27 @@ WAIT_S = 25.0
 def workspace_path(name: str, verb: str = "") -> str:
     """Return the path of a workspace, or of an action on it."""
     return f"workspaces/{quote_segment(name)}" + (f"/{verb}" if verb else "")
+
+
+@contextmanager
+def known_workspace(pool: PoolClient, name: str) -> Iterator[None]:
+    """Say that a name is that of a workload, which ``workspace submit`` makes, if there is no such workspace."""
+    try:
+        yield
+    except GpupoolError as error:
+        if error.code is not ErrorCode.UNKNOWN_WORKSPACE or not _is_workload(pool, name):
+            raise
+        raise GpupoolError(
+            error.code,
+            f"{name} is a workload, not a workspace.",
+            f"Use 'gpupool describe {name}', 'gpupool stop {name}' and 'gpupool delete {name}'.",
+        ) from error
+
+
+def _is_workload(pool: PoolClient, name: str) -> bool:
+    with suppress(GpupoolError):
+        return bool(pool.get(workload_path(name)))
+    return False
 
 
 def change(pool: PoolClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +64,8 @@ def await_task(pool: PoolClient, workspace: str) -> dict[str, Any] | None:
 
 def stop_session(pool: PoolClient, name: str, *, force: bool = False) -> dict[str, Any]:
     """Stop the session of a workspace, wait a while for its end, and return the workspace."""
-    found = pool.post(workspace_path(name, "stop"), {"force": force})
+    with known_workspace(pool, name):
+        found = pool.post(workspace_path(name, "stop"), {"force": force})
     if found["session"]:
         pool.get(workload_path(found["session"], "wait"), {"for": "finished", "timeout_s": WAIT_S}, WAIT_S + 10)
     stopped: dict[str, Any] = pool.get(workspace_path(found["id"]))

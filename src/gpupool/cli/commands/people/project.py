@@ -129,7 +129,7 @@ def change(name: Name, **values: Any) -> None:
     """Change a project; other settings stay."""
     body = _changes(values)
     if not body:
-        raise typer.BadParameter("give a setting, for example --quota 2")
+        raise typer.BadParameter(f"give a setting, for example --quota 2; your default: gpupool config project {name}")
     pool = open_pool()
     notes = _unknown_names(pool, body)
     pool.patch(f"projects/{quote_segment(name)}", body)

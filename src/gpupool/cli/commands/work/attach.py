@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from typing import Annotated, Any
 
@@ -70,6 +71,9 @@ def require_program(pool: PoolClient, ref: str) -> dict[str, Any]:
     return found
 
 
+TERMINAL_WORDS = {"-i", "-t", "-it", "-ti", "--stdin", "--tty"}  # kubectl and Run:ai take them after the name
+
+
 def exec_(  # noqa: PLR0913, PLR0917 - one parameter per option
     name: Replica,
     words: Annotated[list[str], typer.Argument(metavar="-- COMMAND ARGS...", help="The program to run.")],
@@ -86,7 +90,12 @@ def exec_(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> int:
     """Run another program on the GPUs of a workload; it ends with the workload."""
     del interactive
-    command_line = words[1:] if words[0] == "--" else words
+    given = list(itertools.takewhile(TERMINAL_WORDS.__contains__, words))
+    tty = True if any("t" in word.removeprefix("--stdin") for word in given) else tty
+    words = words[len(given) :]
+    command_line = words[1:] if words[:1] == ["--"] else words
+    if not command_line:
+        raise typer.BadParameter("give a program")
     return _run_on_workload(name, command_line, {"tty": tty, "workdir": workdir, "env": env, "linger": linger}, index)
 
 

@@ -23,7 +23,7 @@ from gpupool.cli.render.workspaces import (
 from gpupool.cli.request.request_body import gpu_request
 from gpupool.cli.terminal import write_stderr
 from gpupool.cli.transport.pool import PoolClient, open_pool, quote_segment, workload_path
-from gpupool.cli.transport.workspaces import WAIT_S, change, stop_session, workspace_path
+from gpupool.cli.transport.workspaces import WAIT_S, change, known_workspace, stop_session, workspace_path
 from gpupool.cli.transport.workspaces import delete as delete_workspace
 from gpupool.client.workspaces import environment_fields
 from gpupool.domain.errors import EXIT_POOL_ERROR
@@ -200,7 +200,9 @@ def list_workspaces(json: AsJson = False) -> None:
 
 def show_workspace(name: Name, json: AsJson = False) -> None:
     """Show the details of a workspace, with its snapshots."""
-    found = open_pool().get(workspace_path(name))
+    pool = open_pool()
+    with known_workspace(pool, name):
+        found = pool.get(workspace_path(name))
     if json:
         show_json(found)
     else:
@@ -305,7 +307,8 @@ def delete(
 ) -> int:
     """Delete a stopped workspace with its home and all its snapshots."""
     pool = open_pool()
-    found = pool.get(workspace_path(name))
+    with known_workspace(pool, name):
+        found = pool.get(workspace_path(name))
     many = f" and {len(found['snapshots'])} snapshots" if found["snapshots"] else ""
     if not yes and not confirm(f"Delete {found['name']} with its home{many} ({disk_text(found)} on {found['node']})?"):
         return _unchanged()
