@@ -212,3 +212,10 @@ def test_unknown_object_is_not_found(site: Site) -> None:
     assert site.get("/projects/nothing").status_code == 404
     assert site.get("/departments/nothing").status_code == 404
     assert site.get("/projects/<script>").status_code == 400
+
+
+def test_tables_have_rows_of_one_line(site: Site, green: str) -> None:
+    shown = site.get("/projects").text
+    assert '<section class="listing listing-dense" id="table-' in shown
+    assert '<section class="listing" id="table-' not in shown
+    assert "Recent use" in words(shown)

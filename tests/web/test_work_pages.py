@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Iterator
@@ -99,6 +100,12 @@ def test_page_names_the_workloads_that_must_end_first(people: Site) -> None:
     shown = people.get(f"/workloads/{last.id}", ANN_UID).text
     assert f'<a href="/workloads/{first.id}">first</a> (failure)' in shown
     assert f'<a href="/workloads/{second.id}">second</a> (any result)' in shown
+
+
+def test_timeline_of_a_short_run_has_tenths(people: Site) -> None:
+    run = submit(people, actor=ANN, name="short")
+    shown = people.get(f"/workloads/{run.id}", ANN_UID).text
+    assert re.search(r"<span>\+(<0\.1|0\.\d)s</span>", html.unescape(shown))
 
 
 def test_list_shows_why_workloads_wait(people: Site) -> None:

@@ -40,10 +40,10 @@ SHARES = (
     Column[ShareLine]("weight", "Weight", lambda row: row.share.weight, ColumnKind.NUMBER),
     Column[ShareLine](
         "hours",
-        "GPU hours",
+        "Recent use",
         lambda row: row.share.used_gpu_hours,
         ColumnKind.NUMBER,
-        about="Decayed usage: older use counts less",
+        about="GPU hours; older use counts less",
     ),
 )
 PROJECTS = (
