@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
 from typing import Any, cast
 
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from live_pool import LivePool, live_pool, shell
@@ -81,13 +83,23 @@ def token(quiet_pool: LivePool) -> str:
     return str(quiet_pool.token()["secret"])
 
 
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    """Yield a session that keeps its connection: a TLS handshake takes longer than most requests."""
+    with requests.Session() as made:
+        made.trust_env = False
+        made.headers.clear()  # schemathesis would send them instead of its own
+        made.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        yield made
+
+
 def _is_long(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value <= 60
 
 
 @pytest.mark.timeout(400)  # it only bounds a failing test: the largest bodies take a minute on a busy machine
 @pytest.mark.parametrize("operation", OPERATIONS, ids=[operation.label for operation in OPERATIONS])
-def test_no_request_breaks_the_api(operation: Any, quiet_pool: LivePool, token: str) -> None:
+def test_no_request_breaks_the_api(operation: Any, quiet_pool: LivePool, token: str, session: requests.Session) -> None:
     """Make the operation's cases here: ``schema.parametrize()`` makes all of them whenever tests are collected."""
     headers = {"authorization": f"Bearer {token}"}
     where = {"base_url": quiet_pool.url, "verify": str(quiet_pool.tls.certificate)}
@@ -100,7 +112,7 @@ def test_no_request_breaks_the_api(operation: Any, quiet_pool: LivePool, token: 
         database=None,
     )
     def assert_answer_is_described(case: Any) -> None:
-        case.call_and_validate(checks=CHECKS, headers=headers, timeout=30, **where)
+        case.call_and_validate(checks=CHECKS, headers=headers, timeout=30, session=session, **where)
 
     load_all_checks()
     feedback = FeedbackSources(constants_value_source=make_constants_value_source(schema))
