@@ -96,6 +96,17 @@ def test_ports_need_a_certificate_of_the_pool(machines: Cluster) -> None:
         assert heard(machine, port, *own) == b"1"
 
 
+def test_ports_are_those_of_the_documentation(machines: Cluster) -> None:
+    documented = {8443, 8650, 8651, 8652, *range(8660, 8680)}
+    for machine in (machines.head, *machines.nodes):
+        listed = subprocess.run(
+            ["ip", "netns", "exec", machine.space, "ss", "-Htln"], capture_output=True, text=True, check=True
+        )
+        ports = {int(line.split()[3].rpartition(":")[2]) for line in listed.stdout.splitlines()}
+        assert 8651 in ports
+        assert ports <= documented
+
+
 def test_used_join_token_is_refused(machines: Cluster) -> None:
     tokens = machines.head.json("join-token", "list")["join_tokens"]
     assert [token["uses_left"] for token in tokens] == [0]

@@ -63,34 +63,13 @@ class RayPorts:
         return self.first + 2
 
     @property
-    def runtime_env_agent(self) -> int:
-        """Return the port of the runtime env agent (HTTP, with the token)."""
-        return self.first + 3
-
-    @property
-    def agent_http(self) -> int:
-        """Return the HTTP port of Ray's agent."""
-        return self.first + 4
-
-    @property
-    def agent_grpc(self) -> int:
-        """Return the gRPC port of Ray's agent."""
-        return self.first + 5
-
-    @property
-    def metrics(self) -> int:
-        """Return the metrics port of Ray's agent."""
-        return self.first + 6
-
-    @property
     def workers(self) -> tuple[int, int]:
         """Return the first and last port of the relay and the bridge."""
         return self.first + 10, self.first + 10 + WORKER_PORTS - 1
 
     def fixed(self, *, head: bool) -> tuple[int, ...]:
         """Return all ports without the range."""
-        own = (self.node_manager, self.object_manager, self.runtime_env_agent, self.agent_http, self.agent_grpc)
-        return (*((self.gcs,) if head else ()), *own, self.metrics)
+        return (*((self.gcs,) if head else ()), self.node_manager, self.object_manager)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,13 @@ _HEAD_PAUSE_S = 1.0
 _REFRESH_EVERY_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 _GCS = "gcs_server"
+_COMMAND_OF_AGENT = "_build_python_executable_command_memory_profileable"  # Ray's function for the start of a command
+_WAIT_FOR_PARENT = """
+import os, time
+parent = os.getppid()
+while os.getppid() == parent:
+    time.sleep(5)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +295,15 @@ def _start(machine: Machine, stop: _Stop) -> Any:
     node: Any = load("ray._private.node").Node
 
     class Lean(node):  # type: ignore[misc]
-        """A node without the dashboard server, which is not used and needs a hundred megabytes."""
+        """A node without the dashboard server and the agents, which are not used and need 100 megabytes each."""
 
         def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
             """Skip the server."""
 
         def start_raylet(self, *places: Any, **options: Any) -> None:
-            """Start it without the fixed limit of 15 seconds for its agents."""
-            _persist_ports(self.get_session_dir_path(), self.node_id, machine.ports)
+            """Start it without its agents."""
+            _persist_ports(self.get_session_dir_path(), self.node_id)
+            setattr(load("ray._private.services"), _COMMAND_OF_AGENT, _placeholder_command)
             super().start_raylet(*places, **options)
 
         def start_ray_processes(self) -> None:
@@ -306,20 +314,28 @@ def _start(machine: Machine, stop: _Stop) -> Any:
     return Lean(_parameters(machine), head=machine.head is None, shutdown_at_exit=False, spawn_reaper=True)
 
 
-def _persist_ports(session_dir: str, node_id: str, ports: RayPorts) -> None:
-    """Write the files from which the raylet reads the ports of its agents: they are fixed and known.
+def _persist_ports(session_dir: str, node_id: str) -> None:
+    """Write the files from which the raylet reads the ports of its agents; -1 means a service that is not used.
 
-    It waits 15 seconds for the agents to write them (``WaitForPersistedPort``) and dies if they are late. -1 means a
-    service that is not used.
+    It waits 15 seconds for the agents to write them (``WaitForPersistedPort``) and dies if they are late.
     """
     raylet = load("ray._raylet")
-    for name, port in (
-        (raylet.RUNTIME_ENV_AGENT_PORT_NAME, ports.runtime_env_agent),
-        (raylet.METRICS_AGENT_PORT_NAME, -1),
-        (raylet.METRICS_EXPORT_PORT_NAME, -1),
-        (raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME, -1),
+    for name in (
+        raylet.RUNTIME_ENV_AGENT_PORT_NAME,
+        raylet.METRICS_AGENT_PORT_NAME,
+        raylet.METRICS_EXPORT_PORT_NAME,
+        raylet.DASHBOARD_AGENT_LISTEN_PORT_NAME,
     ):
-        raylet.persist_port(session_dir, node_id, name, port)
+        raylet.persist_port(session_dir, node_id, name, -1)
+
+
+def _placeholder_command(*_component: Any, **_options: Any) -> list[str]:
+    """Return the start of a command that waits for the end of its parent and ignores its arguments.
+
+    The raylet ends if one of its agents (dashboard, runtime environments) cannot be started or ends. A real agent takes
+    1.5 s of CPU to start, 100 MB of memory, and listens on a port.
+    """
+    return [sys.executable, "-I", "-S", "-c", _WAIT_FOR_PARENT]
 
 
 def _await_registered(node: Any, stop: _Stop) -> None:
@@ -352,10 +368,6 @@ def _parameters(machine: Machine) -> Any:
         node_name=machine.name,
         node_manager_port=ports.node_manager,
         object_manager_port=ports.object_manager,
-        runtime_env_agent_port=ports.runtime_env_agent,
-        dashboard_agent_listen_port=ports.agent_http,
-        metrics_agent_port=ports.agent_grpc,
-        metrics_export_port=ports.metrics,
         min_worker_port=workers[0],
         max_worker_port=workers[1],
         object_store_memory=OBJECT_STORE_BYTES,
