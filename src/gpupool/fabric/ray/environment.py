@@ -36,8 +36,18 @@ def log_event(event: str, **values: Any) -> None:
         sys.stderr.flush()
 
 
+def hide_slow_modules() -> None:
+    """Prevent the import of a package that takes longer than all of Ray and that Ray does not need.
+
+    Ray imports ``jsonschema``, which imports ``rfc3987_syntax`` where Jupyter is installed too. Its import compiles a
+    grammar for a second, to check addresses with letters of all languages. ``jsonschema`` works without it.
+    """
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
+
 def load(module: str) -> Any:
     """Import a module of Ray as ``Any``: its types are of no use, and it may not be installed."""
+    hide_slow_modules()
     return importlib.import_module(module)
 
 

@@ -48,6 +48,7 @@ _HEAD_PAUSE_S = 1.0
 _REFRESH_EVERY_S = 10.0
 _PR_SET_CHILD_SUBREAPER = 36
 _GCS = "gcs_server"
+_WORKER = Path(__file__).with_name("worker.py")  # a program of its own
 _COMMAND_OF_AGENT = "_build_python_executable_command_memory_profileable"  # Ray's function for the start of a command
 _WAIT_FOR_PARENT = """
 import os, time
@@ -370,6 +371,7 @@ def _parameters(machine: Machine) -> Any:
         object_manager_port=ports.object_manager,
         min_worker_port=workers[0],
         max_worker_port=workers[1],
+        setup_worker_path=str(_WORKER),
         object_store_memory=OBJECT_STORE_BYTES,
         num_cpus=0,
         num_gpus=0,
