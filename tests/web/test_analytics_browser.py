@@ -101,3 +101,17 @@ def test_report_is_selected_shown_and_downloaded(visit: Visit, web_pool: WebPool
     page.set_viewport_size({"width": 1366, "height": 768})
     tops = [one.bounding_box()["y"] for one in page.locator(".report-form :is(input, select, button)").all()]
     assert max(tops) - min(tops) < 30, "the form takes one row on a laptop"
+
+
+def test_analytics_fit_a_phone(visit: Visit, web_pool: WebPool) -> None:
+    with web_pool.client as client:
+        client.submit(["sleep", "1000"], name="holder", gpus=2)
+        client.submit(["true"], name="waits-for-bert-base-uncased-finetune-squad2-seed1-long", gpus=2)
+    page = visit(width=390, height=844, is_mobile=True, has_touch=True)
+    page.goto("/analytics")
+    page.get_by_role("link", name="waits-for").wait_for()
+    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
+    inside = page.locator(".grid .card").evaluate_all(
+        "cards => cards.every(card => card.scrollWidth <= card.clientWidth)"
+    )
+    assert inside

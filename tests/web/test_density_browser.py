@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page
@@ -34,14 +35,16 @@ def visible_rows(page: Page) -> int:
     )
 
 
-@pytest.fixture
-def full_pool(web_pool: WebPool) -> WebPool:
-    fill(web_pool, 26)
-    return web_pool
+@pytest.fixture(scope="module")
+def web_pool(shared_web_pool: WebPool) -> Iterator[WebPool]:
+    """Yield the shared pool with full lists: the tests of this file only look at them."""
+    fill(shared_web_pool, 26)
+    yield shared_web_pool
+    shared_web_pool.clear()
 
 
 @pytest.mark.parametrize("path", ["/workloads", "/queue", "/leases", "/audit"])
-def test_list_has_25_rows_on_a_laptop(visit: Visit, full_pool: WebPool, path: str) -> None:
+def test_list_has_25_rows_on_a_laptop(visit: Visit, path: str) -> None:
     page = visit(**LAPTOP)
     page.goto(path)
     page.wait_for_function("rows => document.querySelectorAll('.listing tbody tr').length >= rows", arg=ROWS)
@@ -57,7 +60,7 @@ CUT = """row => [...row.querySelectorAll('td, td a')].filter(e => e.scrollWidth 
     ("path", "width"),
     [("/workloads", 1440), ("/workloads", 1366), ("/queue", 1440), ("/queue", 1366), ("/leases", 1180)],
 )
-def test_cut_texts_are_shown_to_the_keyboard(visit: Visit, full_pool: WebPool, path: str, width: int) -> None:
+def test_cut_texts_are_shown_to_the_keyboard(visit: Visit, path: str, width: int) -> None:
     page = visit(width=width, height=768)
     page.goto(path)
     row = page.locator(".listing tbody tr").filter(has_text=f"{NAME}1").first
@@ -72,7 +75,7 @@ def test_cut_texts_are_shown_to_the_keyboard(visit: Visit, full_pool: WebPool, p
 
 
 @pytest.mark.parametrize("path", ["/workloads", "/queue", "/leases"])
-def test_cut_texts_are_shown_to_a_finger(visit: Visit, full_pool: WebPool, path: str) -> None:
+def test_cut_texts_are_shown_to_a_finger(visit: Visit, path: str) -> None:
     page = visit(width=1180, height=820, has_touch=True)
     page.goto(path)
     row = page.locator(".listing tbody tr").filter(has_text=f"{NAME}1").first
@@ -82,7 +85,7 @@ def test_cut_texts_are_shown_to_a_finger(visit: Visit, full_pool: WebPool, path:
     assert page.url.endswith(path)
 
 
-def test_click_does_not_move_the_link(visit: Visit, full_pool: WebPool) -> None:
+def test_click_does_not_move_the_link(visit: Visit) -> None:
     page = visit(**LAPTOP)
     page.goto("/queue")
     link = page.locator(".listing tbody tr").nth(1).get_by_role("link").first
@@ -96,7 +99,7 @@ def test_click_does_not_move_the_link(visit: Visit, full_pool: WebPool) -> None:
 
 
 @pytest.mark.parametrize("path", ["/home", "/workloads", "/queue", "/leases", "/audit"])
-def test_rows_are_short_on_a_phone(visit: Visit, full_pool: WebPool, path: str) -> None:
+def test_rows_are_short_on_a_phone(visit: Visit, path: str) -> None:
     page = visit(width=390, height=844, is_mobile=True, has_touch=True)
     page.goto(path)
     heights = page.locator("main tbody tr").evaluate_all("rows => rows.map(row => row.getBoundingClientRect().height)")
@@ -108,34 +111,7 @@ def test_rows_are_short_on_a_phone(visit: Visit, full_pool: WebPool, path: str) 
     check_fits(page)
 
 
-def test_times_have_seconds_and_their_age(visit: Visit, web_pool: WebPool) -> None:
-    with web_pool.client as client:
-        client.submit(["true"], name="short", gpus=1).wait()
-    page = visit()
-    page.goto("/workloads/short")
-    shown = page.locator("#table-events time")
-    assert shown.count() >= 3
-    for index in range(shown.count()):
-        assert re.search(r"\d\d:\d\d:\d\d$", shown.nth(index).inner_text())
-        assert re.search(r", \d+s ago$", shown.nth(index).get_attribute("title") or "")
-    check_accessible(page)
-
-
-def test_analytics_fit_a_phone(visit: Visit, web_pool: WebPool) -> None:
-    with web_pool.client as client:
-        client.submit(["sleep", "1000"], name="holder", gpus=2)
-        client.submit(COMMAND, name=f"waits-for-{NAME}1-long", gpus=2)
-    page = visit(width=390, height=844, is_mobile=True, has_touch=True)
-    page.goto("/analytics")
-    page.get_by_role("link", name="waits-for").wait_for()
-    assert page.evaluate("() => document.documentElement.scrollWidth") == 390
-    inside = page.locator(".grid .card").evaluate_all(
-        "cards => cards.every(card => card.scrollWidth <= card.clientWidth)"
-    )
-    assert inside
-
-
-def test_workloads_fit_a_narrow_window(visit: Visit, full_pool: WebPool) -> None:
+def test_workloads_fit_a_narrow_window(visit: Visit) -> None:
     page = visit(width=1100, height=800)
     page.goto("/workloads")
     page.locator("#table-workloads time").first.wait_for()

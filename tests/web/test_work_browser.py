@@ -428,3 +428,16 @@ def test_new_pages_fit_a_phone_and_are_accessible(visit: Visit, web_pool: WebPoo
         expect(page.locator("h1")).to_have_count(1)
         check_fits(page, 390)
         check_accessible(page)
+
+
+def test_times_have_seconds_and_their_age(visit: Visit, web_pool: WebPool) -> None:
+    with web_pool.client as client:
+        client.submit(["true"], name="short", gpus=1).wait()
+    page = visit()
+    page.goto("/workloads/short")
+    shown = page.locator("#table-events time")
+    assert shown.count() >= 3
+    for index in range(shown.count()):
+        assert re.search(r"\d\d:\d\d:\d\d$", shown.nth(index).inner_text())
+        assert re.search(r", \d+s ago$", shown.nth(index).get_attribute("title") or "")
+    check_accessible(page)
