@@ -18,6 +18,7 @@ from jupyter_http import ask, channels, execute_in
 from websockets.sync.client import ClientConnection
 
 TOKEN = "token-of-this-test"
+LIGHT_IMPORTS = str(Path(__file__).with_name("light"))
 
 
 class JupyterServer:
@@ -40,7 +41,8 @@ class JupyterServer:
         options = [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={TOKEN}"]
         with self.log.open("wb") as log:
             streams = {"stdout": log, "stderr": log}
-            self.process = subprocess.Popen([*command, *options], env=env, cwd=folder, **streams, **process)
+            variables = {**env, "PYTHONPATH": LIGHT_IMPORTS}
+            self.process = subprocess.Popen([*command, *options], env=variables, cwd=folder, **streams, **process)
         self.url = ""
 
     def wait_until_it_answers(self) -> None:

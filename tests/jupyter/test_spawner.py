@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from e2e_pool import PATIENCE_S, RealPool, eventually, fresh_pool
 from jupyter_http import ask, execute
+from servers import LIGHT_IMPORTS
 
 from free_ports import free_port
 
@@ -37,6 +38,7 @@ class Hub:
             "HUB_UNUSED_PORT": str(free_port()),
             "HUB_FOLDER": str(folder),
             "HUB_TOKEN": self.token,
+            "PYTHONPATH": LIGHT_IMPORTS,
         }
 
     def start(self) -> None:
