@@ -296,7 +296,7 @@ def _start(machine: Machine, stop: _Stop) -> Any:
     node: Any = load("ray._private.node").Node
 
     class Lean(node):  # type: ignore[misc]
-        """A node without the dashboard server and the agents, which are not used and need 100 megabytes each."""
+        """A node without the dashboard server and the agents: they are not used, and need memory and time."""
 
         def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
             """Skip the server."""
@@ -334,7 +334,7 @@ def _placeholder_command(*_component: Any, **_options: Any) -> list[str]:
     """Return the start of a command that waits for the end of its parent and ignores its arguments.
 
     The raylet ends if one of its agents (dashboard, runtime environments) cannot be started or ends. A real agent takes
-    1.5 s of CPU to start, 100 MB of memory, and listens on a port.
+    more than a second of CPU time to start, and listens on a port.
     """
     return [sys.executable, "-I", "-S", "-c", _WAIT_FOR_PARENT]
 
