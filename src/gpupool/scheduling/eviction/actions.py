@@ -38,8 +38,8 @@ class EvictionAction(Protocol):
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a group, by evictions if needed."""
 
-    def also_failed(self, shape: Shape) -> AbstractSet[int]:
-        """Return other projects whose work of a shape cannot be served either, after work of that shape was not."""
+    def also_failed(self) -> AbstractSet[int]:
+        """Return the projects whose work of the same shape was found to fail too by the last call of ``serve``."""
 
     def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:
         """Remove from a queue what cannot be served either after ``group`` was not."""
@@ -125,7 +125,7 @@ def _serve_all(
         project = group.account.project
         work.consider()
         if not action.serve(group, replica):
-            in_vain.add(kind, group.shape, {project} | action.also_failed(group.shape))
+            in_vain.add(kind, group.shape, {project} | action.also_failed())
             queue.drop()
             action.bar(group, replica, queue)
         turns.again(project)

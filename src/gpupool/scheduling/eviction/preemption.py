@@ -92,7 +92,7 @@ class Preemption:
         """Return True: priorities decide, for each shape."""
         return True
 
-    def also_failed(self, shape: Shape) -> AbstractSet[int]:  # noqa: ARG002 - the interface
+    def also_failed(self) -> AbstractSet[int]:
         """Return nothing: each project evicts its own work only."""
         return frozenset()
 

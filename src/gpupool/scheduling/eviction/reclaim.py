@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial
 
+import numpy as np
+
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.eviction.gpu_victim_search import GpuClearing
 from gpupool.scheduling.eviction.notices import reason_of, reason_of_model, reason_of_parts
@@ -42,7 +44,8 @@ class Reclaim:
         self._least: dict[Shape, int] = {}
         self._able: list[int] = []  # the latest result of ``hopeful``
         self._impossible: set[tuple[object, ...]] = set()  # of ``_hopeless``: no set of victims is enough
-        self._failing: dict[Shape, set[int]] = {}  # projects whose work of a shape fails, until something is served
+        self._failing: dict[Shape, Bools] = {}  # projects whose work of a shape fails, until something is served
+        self._also_failed: AbstractSet[int] = frozenset()
         self._exhaustive = True  # whether the current search proves that no set of victims is enough
         self._budgets: dict[int, int] = {}  # of projects
         self._checked_at, self._unchecked = -1, iter(list[Group]())  # see ``_stop_if_all_fail``: since these moves
@@ -88,11 +91,11 @@ class Reclaim:
     def wants(self, project: int, shape: Shape) -> bool:
         """Return True if the project may take enough for a shape that may get GPUs."""
         able = shape in self._hopeful and self._least[shape] <= self._budgets[project]
-        return able and project not in self._failing.get(shape, ())
+        return able and (shape not in self._failing or not self._failing[shape][project])
 
-    def also_failed(self, shape: Shape) -> AbstractSet[int]:
-        """Return the projects whose work of a shape is known to fail, as work of another project did."""
-        return self._failing.get(shape, frozenset())
+    def also_failed(self) -> AbstractSet[int]:
+        """Return the projects whose work of the same shape was found to fail too by the last call of ``serve``."""
+        return self._also_failed
 
     def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:  # noqa: ARG002 - the interface
         """Bar the shape if the project may not reclaim for it."""
@@ -101,6 +104,7 @@ class Reclaim:
 
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for an entitled group, by eviction of projects above their fair share if needed."""
+        self._also_failed = frozenset()
         served = self._reclaim(group, replica)
         if served:
             self._budgets[group.account.project] = self.rights.budget(group.account.project)
@@ -252,7 +256,11 @@ class Reclaim:
     def _fail_with(self, group: Group, need: int) -> None:
         """Note that a shape fails in all projects that may not take more than the one in which it failed."""
         demand, shape, pieces = self.session.demand, group.shape, self.room.pool(OTHERS).sizes
-        failing, gangs = self._failing.setdefault(shape, set()), demand.shape_gangs.get(shape, Counter())
-        others = demand.projects_with(shape)
+        if shape not in self._failing:
+            self._failing[shape] = np.zeros(len(self.session.ledger.projects), np.bool_)
+        failing, others = self._failing[shape], demand.projects_with(shape)
+        others = others[~failing[others]]
         lower = others[self.rights.may_take_no_more(others, group.account.project, need, pieces)]
-        failing |= set(lower.tolist()) - gangs.keys()
+        failed = set(lower.tolist()) - demand.shape_gangs.get(shape, Counter()).keys()
+        failing[list(failed)] = True
+        self._also_failed = failed
