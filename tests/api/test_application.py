@@ -44,6 +44,9 @@ class Patient:
     async def get(self, actor: Actor, ref: str) -> Workload:
         return QUEUED
 
+    async def dependency_names(self, actor: Actor, workload: Workload) -> dict[str, str]:
+        return {}
+
     def now(self) -> float:
         return 0.0
 

@@ -41,7 +41,8 @@ class JupyterServer:
         options = [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={TOKEN}"]
         with self.log.open("wb") as log:
             streams = {"stdout": log, "stderr": log}
-            variables = {**env, "PYTHONPATH": LIGHT_IMPORTS}
+            folders = (LIGHT_IMPORTS, env.get("PYTHONPATH", ""))
+            variables = {**env, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
             self.process = subprocess.Popen([*command, *options], env=variables, cwd=folder, **streams, **process)
         self.url = ""
 

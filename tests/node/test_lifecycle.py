@@ -282,7 +282,8 @@ def test_forget_keeps_the_log_unless_requested(node: Node) -> None:
     assert node.status(wanted.key) is None
     assert node.log(wanted.key) == b"kept\n"
     node.ask("forget", key=wanted.key, delete_logs=True)
-    assert node.log(wanted.key) == b""
+    with pytest.raises(RefusedError, match="not on this node"):
+        node.log(wanted.key)
 
 
 def test_running_program_is_not_forgotten(node: Node) -> None:

@@ -320,6 +320,7 @@ def test_training_over_quota_is_reclaimed_by_quota_owner(world: World) -> None:
 
 def test_min_runtime_grows_with_evictions_without_quota_claim(world: World) -> None:
     async def story() -> None:
+        await world.services.policy.change(ADMIN, {"unsaved_after_s": 600.0})
         await world.services.access.create_project(ADMIN, Project("red"))
         await world.services.access.create_project(ADMIN, Project("blue"))
         jobs = [await world.submit(project="red", gpus={"count": 1}) for _ in range(2)]
