@@ -272,8 +272,8 @@ class Client(Administration, Services, Workspaces):
         return self._written(path, query)
 
     def _written(self, path: str, query: dict[str, Any]) -> Iterator[LogChunk]:
-        for stretch in self._connection.read_log_with_retry(path, query):
-            yield from stretch.chunks()
+        for batch in self._connection.read_log_with_retry(path, query):
+            yield from batch.chunks()
 
     def _followed(self, path: str, query: dict[str, Any]) -> Iterator[LogChunk]:
         for message in self._connection.stream_with_retry(path, {**query, "follow": True}):

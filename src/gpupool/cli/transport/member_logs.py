@@ -139,7 +139,7 @@ def print_whole(pool: PoolClient, path: str, query: Json, printer: LogPrinter) -
     notice = DroppedNotice(pool, path, query)
     for batch in read_log_with_retry(pool, path, query):
         notice.before(batch.cursor)
-        printer.stretch(batch)
+        printer.batch(batch)
     printer.finish()
     notice.finish()
 

@@ -88,10 +88,10 @@ def read_log_with_retry(pool: PoolClient, path: str, query: Query) -> Iterator[L
         decoder, broken = LogDecoder(), unreachable_error("the stream was cut off")
         try:
             for piece in pool.stream_bytes(path, query):
-                for stretch in decoder.feed(piece):
+                for batch in decoder.feed(piece):
                     failing_since = None
-                    query = {**query, "cursor": stretch.cursor, "tail": None}
-                    yield stretch
+                    query = {**query, "cursor": batch.cursor, "tail": None}
+                    yield batch
         except OSError as error:
             broken = connection_error(error)
         except GpupoolError as error:
@@ -133,17 +133,17 @@ class LogPrinter:
             return
         _write(chunk["stream"], self._marked(data, chunk["stream"], chunk["at"]) if self._marks else data)
 
-    def stretch(self, stretch: LogBatch) -> None:
+    def batch(self, batch: LogBatch) -> None:
         """Print many chunks."""
         if self._only is not None:
-            for chunk in stretch.chunks():
+            for chunk in batch.chunks():
                 self._lines(self._only.feed(chunk.stream, chunk.data, chunk.at))
             return
         if not self._marks:
-            for name, data in stretch.runs():
+            for name, data in batch.runs():
                 _write(name, data)
             return
-        for name, chunks in groupby(stretch.chunks(), attrgetter("stream")):
+        for name, chunks in groupby(batch.chunks(), attrgetter("stream")):
             _write(name, b"".join([self._marked(chunk.data, name, chunk.at) for chunk in chunks]))
 
     def finish(self) -> None:

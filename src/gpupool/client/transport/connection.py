@@ -278,11 +278,11 @@ class PoolConnection:
                 self.endpoint,
             )
             try:
-                for stretch in self._stretches(path, query, decoder):
+                for batch in self._stretches(path, query, decoder):
                     opened = True
                     timer = self._retry_timer()
-                    query = {**query, "cursor": stretch.cursor}
-                    yield stretch
+                    query = {**query, "cursor": batch.cursor}
+                    yield batch
             except _BROKEN as error:
                 broken = self._unreachable(error)
             except GpupoolError as error:

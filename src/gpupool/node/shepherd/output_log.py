@@ -139,10 +139,10 @@ def read(folder: Path, cursor: str, limit: int) -> list[LogBatch]:
         if number < place.segment:
             continue
         at = place if number == place.segment else Cursor(number)
-        while room > 0 and (stretch := _read_segment(folder, at, room)) is not None:
-            found.append(stretch)
-            room -= len(stretch.data)
-            at = Cursor(number, stretch.after)
+        while room > 0 and (batch := _read_segment(folder, at, room)) is not None:
+            found.append(batch)
+            room -= len(batch.data)
+            at = Cursor(number, batch.after)
     return found
 
 
