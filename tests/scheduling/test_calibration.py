@@ -15,7 +15,6 @@ from gpupool.scheduling.explain.background import Background
 from gpupool.scheduling.explain.calibration import MAX_RATIO, MIN_OUTCOMES, NO_SLIP, PredictedStart, Slip, learn
 from gpupool.scheduling.explain.wait_reason import Explanation, WaitCode
 from gpupool.scheduling.holds.runtime_model import RunTimes
-from gpupool.scheduling.state.searched import Searched
 
 
 def outcomes(*ratios: float) -> list[PredictedStart]:
@@ -161,7 +160,7 @@ def test_estimate_within_quota_waits_for_min_runtime_of_victims() -> None:
         min_runtime_s=60,
     )
     assert not w.scheduler.decide(w.now).evictions
-    before = Searched(w.scheduler.demand.searched)
+    before = w.scheduler.demand.searched.copy()
     found = w.scheduler.explain((WorkloadId("p1"), 0), w.now)
     assert found is not None
     assert (found.estimate_low_s, found.estimate_high_s) == (40, 50)

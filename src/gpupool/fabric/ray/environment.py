@@ -42,7 +42,7 @@ def hide_slow_modules() -> None:
     Ray imports ``jsonschema``, which imports ``rfc3987_syntax`` where Jupyter is installed too. Its import compiles a
     grammar for a second, to check addresses with letters of all languages. ``jsonschema`` works without it.
     """
-    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None makes an import fail
 
 
 def load(module: str) -> Any:

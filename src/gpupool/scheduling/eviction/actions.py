@@ -67,7 +67,7 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
     try:
         _retry_reserved(session, actions, in_vain)
         for again in (False, True) if demand.searched else (False,):
-            earlier = Searched(demand.searched)
+            earlier = demand.searched.copy()
             if again:
                 demand.search_rounds += 1
                 demand.searched.clear()

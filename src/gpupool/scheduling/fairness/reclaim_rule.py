@@ -99,7 +99,7 @@ def budget(claimed: Amount, bounds: ShareBounds) -> Amount:
 def taker(
     project: Amount, dept: Amount, extra: int, claimed: Amount, dept_claimed: Amount, bounds: ShareBounds
 ) -> Taker:
-    """Return a project that wants ``extra`` more than the ``claimed``, which include what is promised to it.
+    """Return a project that wants ``extra`` more than ``claimed``: what it holds and what holds will give it.
 
     Without a quota a project claims only its share: inside its department it may take more only from projects above
     theirs. The same holds inside a department above a quota of its own: its projects answer for that together.

@@ -136,7 +136,7 @@ class Demand:
             self.account_of(replica)
         noted = {name: value for name, value in vars(self).items() if isinstance(value, int | float | tuple)}
         sets = {name: (value, value.copy()) for name, value in vars(self).items() if isinstance(value, set)}
-        searched = Searched(self.searched)
+        searched = self.searched.copy()
         known = set(self.importance)
         self.window.bounded = False
         try:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.values import EvictionKind
 
 
+@dataclass(slots=True)
 class Searched:
-    """For each kind of eviction and each shape the projects whose work was searched for; may start as a copy."""
+    """For each kind of eviction and each shape the projects whose work was searched for."""
 
-    def __init__(self, other: Searched | None = None) -> None:
-        self._projects: dict[tuple[EvictionKind, Shape], set[int]] = {}
-        if other is not None:
-            self.update(other)
+    _projects: dict[tuple[EvictionKind, Shape], set[int]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self._projects)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Searched) and self._projects == other._projects
-
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    def copy(self) -> Searched:
+        """Return a copy."""
+        return Searched({key: projects.copy() for key, projects in self._projects.items()})
 
     def has(self, kind: EvictionKind, project: int, shape: Shape) -> bool:
         """Return whether a project's work of a shape was searched for."""

@@ -1,4 +1,4 @@
-"""The division of the GPUs of projects among their users, kept from one cycle to the next."""
+"""The division of the GPUs of projects among their users, and their least needs, kept from one cycle to the next."""
 
 from __future__ import annotations
 
