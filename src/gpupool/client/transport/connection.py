@@ -278,7 +278,7 @@ class PoolConnection:
                 self.endpoint,
             )
             try:
-                for batch in self._stretches(path, query, decoder):
+                for batch in self._batches(path, query, decoder):
                     opened = True
                     timer = self._retry_timer()
                     query = {**query, "cursor": batch.cursor}
@@ -292,7 +292,7 @@ class PoolConnection:
             if not self._wait_to_retry(broken, endpoint, timer, reopens=opened):
                 raise broken
 
-    def _stretches(self, path: str, query: Params, decoder: LogDecoder) -> Iterator[LogBatch]:
+    def _batches(self, path: str, query: Params, decoder: LogDecoder) -> Iterator[LogBatch]:
         with self._stream(path, query, {"Accept": OCTETS}) as response:
             try:
                 for piece in read_octets(response):
