@@ -9,6 +9,8 @@ import signal
 import stat
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from gpupool.client.discovery import Location
 from gpupool.daemon import folders
 from gpupool.daemon.config import PoolConfig, PoolKind, StoredOptions, load_config, save_config
 from gpupool.daemon.process import launch
+from gpupool.daemon.process.identity import waiting_for_lock
 from gpupool.daemon.process.record import PoolRecord, read_record, this_process, write_record
 from gpupool.daemon.supervisor import clear_leftovers
 from gpupool.domain.decode import decode
@@ -333,6 +336,20 @@ def test_failed_start_leaves_the_earlier_options(pool: StandInPool, earlier: str
         start(replace(pool.config, commands=commands, emulate="2xNoSuchCard"))
     assert PoolConfig.for_location(pool.config.location).emulate == earlier
     assert Path(pool.config.state_dir, "config.json").exists() == (earlier is not None)
+
+
+def test_starts_at_the_same_time_leave_the_options_of_the_one_that_succeeds(pool: StandInPool) -> None:
+    folders.prepare_folders(pool.config)
+    lock = Path(pool.config.state_dir, folders.START_LOCK)
+    with ThreadPoolExecutor(4) as threads:
+        with waiting_for_lock(lock, 1.0):
+            starts = [threads.submit(start, pool.config) for _ in range(4)]
+            time.sleep(0.3)  # all of them wait for the lock
+        errors = [done.exception() for done in starts]
+    refused = [error for error in errors if error is not None]
+    assert len(refused) == 3
+    assert {getattr(error, "code", None) for error in refused} == {ErrorCode.POOL_ALREADY_RUNNING}, refused
+    assert load_config(pool.config.state_dir) == pool.config
 
 
 def test_failed_start_leaves_the_options_of_another_process(pool: StandInPool) -> None:

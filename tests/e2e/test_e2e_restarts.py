@@ -177,7 +177,8 @@ def test_run_starts_missing_pool_and_reports_it() -> None:
 def test_many_first_runs_at_once_start_one_pool() -> None:
     with fresh_pool("1xT4", started=False) as pool:
         clients = [pool.begin("run", "-q", "-p", "0.1", "--", "echo", "x") for _ in range(4)]
-        assert [client.communicate(timeout=90)[0] for client in clients] == [b"x\n"] * 4
+        said = [client.communicate(timeout=90) for client in clients]
+        assert [output for output, _ in said] == [b"x\n"] * 4, said
 
 
 def test_deleted_run_folder_is_created_again(own_pool: RealPool) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpupool.daemon.config import PoolConfig
+from gpupool.daemon.config import PoolConfig, save_config
 from gpupool.daemon.folders import DATABASE, START_LOCK, prepare_folders
 from gpupool.daemon.process.identity import waiting_for_lock
 from gpupool.daemon.process.record import read_record
@@ -56,7 +56,9 @@ def _back_up_server(address: PostgresAddress, path: Path) -> None:
 
 
 def restore(config: PoolConfig, copy: Path) -> Path | None:
-    """Replace the pool's database by a copy; return where the old one is stored (None: there was none).
+    """Replace the pool's database by a copy and store the pool's options, which name the database.
+
+    Returns where the old database is stored; None: there was none.
 
     Raises ``GpupoolError``: POOL_ALREADY_RUNNING, DATABASE_FOREIGN, DATABASE_NEWER, DATABASE_CORRUPT, INVALID_FILE.
     """
@@ -66,8 +68,11 @@ def restore(config: PoolConfig, copy: Path) -> Path | None:
     with _stopped(config), database_copy.unpacked(copy, Path(config.state_dir)) as fresh:
         kept = Path(config.state_dir) / f"{DATABASE}.before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         if address is None:
-            return _restore_file(Path(config.state_dir) / DATABASE, fresh, kept)
-        return _restore_server(address, fresh, kept)
+            previous = _restore_file(Path(config.state_dir) / DATABASE, fresh, kept)
+        else:
+            previous = _restore_server(address, fresh, kept)
+        save_config(config)
+        return previous
 
 
 @contextmanager

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gpupool.daemon.config import PoolConfig
+    from gpupool.daemon.config import PoolConfig, StoredOptions
     from gpupool.daemon.pool_identity import Decision
     from gpupool.daemon.process.ready import StartResult
     from gpupool.daemon.process.spawn import Spawned
@@ -66,17 +66,18 @@ def start(
     ``GpupoolError``: POOL_ALREADY_RUNNING, POOL_START_FAILED; ``KeyboardInterrupt`` if it was ended before it
     responded.
     """
-    from gpupool.daemon.config import StoredOptions
-    from gpupool.daemon.process.progress import StalledError, StartWatch, SupervisorKilledError
+    from gpupool.daemon.process.progress import StartWatch
     from gpupool.daemon.process.ready import await_start
 
-    ended, before = None if background else _EndedBySignal(), StoredOptions(config.state_dir)
+    ended = None if background else _EndedBySignal()
     try:
-        spawned, pid = _begin(config, decision, stall_s, ended)
-        return await_start(config, spawned, pid, StartWatch(config.location, tell, stall_s))
-    except GpupoolError as error:
-        if not isinstance(error, (StalledError, SupervisorKilledError)):
-            before.restore(replaced=config)
+        spawned, pid, earlier = _begin(config, decision, stall_s, ended)
+        try:
+            return await_start(config, spawned, pid, StartWatch(config.location, tell, stall_s))
+        except (GpupoolError, KeyboardInterrupt) as error:
+            _end_failed_start(config, pid, earlier, error, foreground=ended is not None)
+            raise
+    except GpupoolError:
         if ended is not None and ended.asked:
             raise KeyboardInterrupt from None
         raise
@@ -84,10 +85,14 @@ def start(
 
 def _begin(
     config: PoolConfig, decision: Decision | None, stall_s: float, ended: _EndedBySignal | None
-) -> tuple[Spawned, int]:
-    """Start the supervisor of a state folder; return it and its pid. With ``ended`` it runs in the foreground."""
+) -> tuple[Spawned, int, StoredOptions]:
+    """Start the supervisor of a state folder; return it, its pid and the options stored before.
+
+    With ``ended`` it runs in the foreground.
+    """
     from pathlib import Path
 
+    from gpupool.daemon.config import StoredOptions
     from gpupool.daemon.folders import START_LOCK, folder_error, prepare_folders
     from gpupool.daemon.pool_identity import decide
     from gpupool.daemon.process.identity import waiting_for_lock
@@ -102,12 +107,51 @@ def _begin(
             if not ours or (record and record.alive):
                 raise already_running(config.state_dir)
             decide(config.state_dir, decision)
-            spawned = _spawn_locked(config, background=ended is None)
-            if ended is not None and spawned.process is not None:
-                ended.follow(spawned.process)
-            return spawned, await_supervisor(config, spawned, stall_s)
+            earlier = StoredOptions(config.state_dir)
+            try:
+                spawned = _spawn_locked(config, background=ended is None)
+                if ended is not None and spawned.process is not None:
+                    ended.follow(spawned.process)
+                return spawned, await_supervisor(config, spawned, stall_s), earlier
+            except GpupoolError as error:
+                if _is_final(error):
+                    earlier.restore(replaced=config)
+                raise
     except OSError as error:
         raise folder_error(state, error) from error
+
+
+def _end_failed_start(
+    config: PoolConfig, pid: int, earlier: StoredOptions, error: BaseException, *, foreground: bool
+) -> None:
+    """End the pool of a start that failed and restore the earlier options before another start may begin.
+
+    A pool in the background that merely makes no progress continues: the cause may be temporary, and others may wait
+    for it. In the foreground it ends with its starter.
+    """
+    import contextlib
+    from pathlib import Path
+
+    from gpupool.daemon.folders import START_LOCK
+    from gpupool.daemon.process.identity import waiting_for_lock
+    from gpupool.daemon.process.progress import StalledError
+    from gpupool.daemon.process.ready import end_supervisor
+    from gpupool.daemon.process.record import read_record
+
+    if not foreground and isinstance(error, (StalledError, KeyboardInterrupt)):
+        return
+    with contextlib.suppress(OSError), waiting_for_lock(Path(config.state_dir) / START_LOCK, LOCK_TIMEOUT_S) as ours:
+        end_supervisor(config.state_dir, pid)
+        record = read_record(config.state_dir)
+        if ours and _is_final(error) and not (record and record.alive):
+            earlier.restore(replaced=config)
+
+
+def _is_final(error: BaseException) -> bool:
+    """Return whether a start failed because of its options: another start with them would fail, too."""
+    from gpupool.daemon.process.progress import StalledError, SupervisorKilledError
+
+    return isinstance(error, GpupoolError) and not isinstance(error, (StalledError, SupervisorKilledError))
 
 
 def stop(

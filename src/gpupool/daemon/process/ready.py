@@ -22,7 +22,7 @@ from gpupool.client.discovery import Location
 from gpupool.daemon.config import MachineRole, PoolConfig
 from gpupool.daemon.local_api import WAITING, ask, health, healthy
 from gpupool.daemon.machine import AGENT_SOCKET
-from gpupool.daemon.process.progress import Pace, StalledError, StartWatch, SupervisorKilledError, failed
+from gpupool.daemon.process.progress import Pace, StartWatch, SupervisorKilledError, failed
 from gpupool.daemon.process.record import read_record, read_state
 from gpupool.daemon.process.spawn import Spawned
 from gpupool.domain.errors import GpupoolError
@@ -80,25 +80,15 @@ def await_supervisor(config: PoolConfig, spawned: Spawned, stall_s: float) -> in
 def await_start(config: PoolConfig, spawned: Spawned, pid: int, watch: StartWatch) -> StartResult:
     """Wait until a pool that this process has started responds, with its node.
 
-    On failure the pool is ended, except in the background when it merely makes no progress: the cause may be temporary,
-    and others may wait for it. In the foreground it ends with its starter.
-
     Raises ``GpupoolError`` (POOL_START_FAILED, or the error of a process that refused to begin).
     """
     wait = _await_agent if config.role is MachineRole.NODE else await_answer
-    try:
-        if not wait(config.location, watch):
-            error = failed("its supervisor ended", config.location, "supervisor", spawned.log_from)
-            raise _killed(error) if read_state(config.location).get("pid") == pid else error  # it removes the file
-        if config.role is MachineRole.NODE:
-            return StartResult(config.location, pid, process=spawned.process)
-        pool = _await_node(config.location, watch)
-    except (GpupoolError, KeyboardInterrupt) as error:
-        foreground = spawned.process is not None
-        if foreground or not isinstance(error, (StalledError, KeyboardInterrupt)):
-            _end_supervisor(config.state_dir, pid)
-        raise
-    return _describe(config, spawned, pid, pool)
+    if not wait(config.location, watch):
+        error = failed("its supervisor ended", config.location, "supervisor", spawned.log_from)
+        raise _killed(error) if read_state(config.location).get("pid") == pid else error  # it removes the file
+    if config.role is MachineRole.NODE:
+        return StartResult(config.location, pid, process=spawned.process)
+    return _describe(config, spawned, pid, _await_node(config.location, watch))
 
 
 def _killed(error: GpupoolError) -> SupervisorKilledError:
@@ -200,7 +190,7 @@ def _quietly(location: Location, path: str) -> dict[str, Any]:
         return {}
 
 
-def _end_supervisor(state_dir: str, pid: int) -> None:
+def end_supervisor(state_dir: str, pid: int) -> None:
     """End the supervisor with this pid, but no later one on the same folder."""
     record = read_record(state_dir)
     if record and record.supervisor.pid == pid and record.alive:

@@ -134,7 +134,7 @@ def restore(
     The previous database is kept in a file next to it. Running programs that the copy does not know are stopped when
     the pool starts. With --database this moves a pool from SQLite to PostgreSQL, or (off) back.
     """
-    from gpupool.daemon.config import PoolConfig, save_config
+    from gpupool.daemon.config import PoolConfig
     from gpupool.daemon.database_copy import restore as restore_copy
     from gpupool.daemon.machine import database_option, full_path
 
@@ -143,7 +143,6 @@ def restore(
         options["database_password_file"] = full_path(database_password_file)
     config = decode(PoolConfig, {**PoolConfig.for_location(_local(state_dir)).to_dict(), **options})
     kept = restore_copy(config, Path(str(full_path(file))))
-    save_config(config)
     if json:
         show_json({"database": str(config.database_address() or config.state_dir), "kept": kept and str(kept)})
         return 0
