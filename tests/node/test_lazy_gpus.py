@@ -47,6 +47,33 @@ class Modes:
         return not self.mapped
 
 
+class SuspendableModes(Modes):
+    """A lease whose processes were being suspended when the last agent was killed; a resumption waits for ``ready``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.suspended, self.ready = "GPU-1", asyncio.Event()
+        self.calls: list[str] = []
+
+    def suspending(self, _mode: str) -> Any:
+        return self
+
+    def suspended_gpu(self, _program: NodeProgram) -> str:
+        return self.suspended
+
+    def want_gpus(self, _program: NodeProgram) -> None:
+        self.wanted = 9.0
+
+    async def suspend(self, _program: NodeProgram, _pids: Callable[[], frozenset[int]], _timeout_s: float) -> None:
+        self.calls.append("suspend")
+        self.suspended = "GPU-1"
+
+    async def resume(self, _program: NodeProgram, _pids: Callable[[], frozenset[int]]) -> None:
+        await self.ready.wait()
+        self.calls.append("resume")
+        self.suspended = ""
+
+
 class Programs:
     """The agent with one lazy program that has GPUs of epoch 7."""
 
@@ -168,5 +195,21 @@ def test_no_return_while_gpus_are_given(programs: Programs, gpus: LazyGpus, now:
             assert not look.done()
         await look
         assert not programs.sharing.pages
+
+    asyncio.run(story())
+
+
+def test_suspension_that_the_pool_asks_for_follows_an_unfinished_one(programs: Programs, gpus: LazyGpus) -> None:
+    async def story() -> None:
+        modes = programs.sharing = SuspendableModes()
+        await gpus.look()
+        for _ in range(2):  # the pool repeats what the agent may have missed
+            gpus.suspend(programs.entry, 20.0)
+        await asyncio.sleep(0.01)
+        assert not modes.calls
+        modes.ready.set()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=5)
+        assert modes.calls == ["resume", "suspend"]
+        assert (programs.reports[-1].gpu_epoch, programs.reports[-1].suspended_gpu) == (0, "GPU-1")
 
     asyncio.run(story())

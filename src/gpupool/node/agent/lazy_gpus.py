@@ -60,7 +60,8 @@ class LazyGpus:
         self._unused_since: dict[str, float] = {}
         self._last_call: dict[str, tuple[int, float]] = {}  # by key: the number of calls, and when it was first seen
         self._locks: dict[str, asyncio.Lock] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # suspensions and resumptions by key
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # the newest suspension or resumption by key
+        self._asked: set[str] = set()  # keys of suspensions that the pool asks for
 
     def changing(self, key: str) -> asyncio.Lock:
         """Return the lock that is held while GPUs are given to a program or taken from it."""
@@ -163,9 +164,13 @@ class LazyGpus:
     # -- suspensions -------------------------------------------------------------------------------------------------
 
     def suspend(self, entry: AttemptEntry, lock_timeout_s: float) -> None:
-        """Begin to suspend a program because the pool asks for it; its status says how that ends."""
-        if entry.key not in self._tasks:
-            self._begin(entry, self._suspend(entry, lock_timeout_s, asked=True))
+        """Begin to suspend a program because the pool asks for it; its status says how that ends.
+
+        A resumption that another agent left unfinished ends first.
+        """
+        if entry.key not in self._asked:
+            self._asked.add(entry.key)
+            self._begin(entry, self._suspend_asked(entry, lock_timeout_s, self._tasks.get(entry.key)))
 
     def require_own_gpu(self, entry: AttemptEntry, shares: Sequence[GpuShare]) -> None:
         """Require that a suspended program gets its GPU back: the driver restores its memory nowhere else."""
@@ -188,6 +193,18 @@ class LazyGpus:
         async with self.changing(entry.key):
             if entry.request.spec.gpu_epoch and not entry.exited:
                 await self.resume(entry)
+
+    async def _suspend_asked(
+        self, entry: AttemptEntry, lock_timeout_s: float, earlier: asyncio.Task[None] | None
+    ) -> None:
+        epoch = entry.request.spec.gpu_epoch
+        try:
+            if earlier is not None:
+                await asyncio.wait([earlier])
+            if entry.request.spec.gpu_epoch == epoch:
+                await self._suspend(entry, lock_timeout_s, asked=True)
+        finally:
+            self._asked.discard(entry.key)
 
     async def _suspend(self, entry: AttemptEntry, lock_timeout_s: float, *, asked: bool) -> None:
         async with self.changing(entry.key):
@@ -230,7 +247,8 @@ class LazyGpus:
             log_event("GPUs neither suspended nor resumed", key=key, error=repr(error))
             await asyncio.sleep(RETRY_S)
         finally:
-            self._tasks.pop(key, None)
+            if self._tasks.get(key) is asyncio.current_task():
+                del self._tasks[key]
 
     def _suspending(self, entry: AttemptEntry) -> Suspending | None:
         return self._programs.sharing.suspending(entry.request.mode)
