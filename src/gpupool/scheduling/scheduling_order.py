@@ -24,9 +24,9 @@ class SchedulingOrder:
     """The scheduling order of projects: the most deprived first, each with the first replica of its queue.
 
     A project's key only grows while work is granted, so an old key is a lower bound. It is checked when the project
-    comes up, and put back if it was too low. The first key is for the smallest shape of the project. A checked key
-    stays valid until the use of any project or the set of dead shapes changes, its first shape is not wanted any more,
-    or ``again`` is called.
+    comes up, and put back if it was too low. All keys are renewed when an eviction lowers the use of a project or its
+    department. The first key is for the smallest shape of the project. A checked key stays valid until the use of any
+    project or the set of dead shapes changes, its first shape is not wanted any more, or ``again`` is called.
     """
 
     def __init__(
@@ -42,8 +42,10 @@ class SchedulingOrder:
         self._live = session.demand.shape_projects.keys() - dead
         self._alive, self._dead_when = self._live, len(dead)
         self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
-        self._include(np.fromiter(projects, np.int64))
+        self._projects = np.fromiter(projects, np.int64)
+        self._seen, self._use = session.moves, self._use_now()
         self._heap: list[_Turn] = []
+        self._include(self._projects)
         self._checked: dict[int, tuple[tuple[int, int], tuple[_Turn, _First] | None]] = {}  # with the state it is for
 
     def _include(self, projects: Ints) -> None:
@@ -57,14 +59,14 @@ class SchedulingOrder:
 
     def next(self) -> tuple[Group, PendingReplica, ProjectQueue] | None:
         """Return the next group; the caller grants it or drops it from the queue, then calls ``again``."""
+        self._follow_use()
         while (self._heap or self._upcoming) and self.alive():
             if self._upcoming is not None and (not self._heap or self._upcoming[:3] <= self._heap[0][:3]):
                 project, self._upcoming = self._upcoming[-1], next(self._untouched, None)
                 self._put(project)
                 self._looked_at += 1
                 if self._looked_at >= _MANY and self._included_when != self._dead_when:
-                    rest = [*([] if self._upcoming is None else [self._upcoming]), *self._untouched]
-                    self._include(np.array([turn[-1] for turn in rest], np.int64))
+                    self._include(self._rest())
                 continue
             turn = heappop(self._heap)
             checked = self._check(turn[-1])
@@ -75,6 +77,26 @@ class SchedulingOrder:
                 return (*first, self._queue(turn[-1]))
             heappush(self._heap, fresh)
         return None
+
+    def _follow_use(self) -> None:
+        """Renew the order if the use of a project or a department has dropped."""
+        if self._seen == self._session.moves:
+            return
+        before, self._seen, self._use = self._use, self._session.moves, self._use_now()
+        if (self._use < before).any():
+            waiting = np.array([turn[-1] for turn in self._heap], np.int64)
+            self._heap.clear()
+            self._include(np.unique(np.concatenate((waiting, self._rest()))))
+
+    def _use_now(self) -> Ints:
+        """Return what each project holds, and then what the department of each project holds."""
+        ledger = self._session.ledger
+        return np.concatenate((ledger.used[self._projects], ledger.dept_used[ledger.dept[self._projects]]))
+
+    def _rest(self) -> Ints:
+        """Return the projects that have not come up yet."""
+        rest = [*([] if self._upcoming is None else [self._upcoming]), *self._untouched]
+        return np.array([turn[-1] for turn in rest], np.int64)
 
     def again(self, project: int) -> None:
         """Put a project back: it may have more work."""
