@@ -53,20 +53,27 @@ class SchedulingOrder:
         least = {shape: self._least[shape] for shape in self.alive()}
         smallest = self._session.demand.smallest(least)[projects]
         projects, smallest = projects[smallest < UNBOUNDED], smallest[smallest < UNBOUNDED]
-        self._untouched = iter(self._session.shares.orders(projects, smallest) if len(projects) else ())
-        self._upcoming = next(self._untouched, None)
+        self._untouched, self._keys = self._session.shares.orders(projects, smallest)
         self._included_when, self._looked_at = self._dead_when, 0
+        self._upcoming = self._at(0)
+
+    def _at(self, position: int) -> tuple[int, float, float, int] | None:
+        """Return the key and the number of the project at a position of the order; None at its end."""
+        if position == len(self._untouched):
+            return None
+        band, dept_part, part = (column[position].item() for column in self._keys)
+        return band, dept_part, part, int(self._untouched[position])
 
     def next(self) -> tuple[Group, PendingReplica, ProjectQueue] | None:
         """Return the next group; the caller grants it or drops it from the queue, then calls ``again``."""
         self._follow_use()
         while (self._heap or self._upcoming) and self.alive():
             if self._upcoming is not None and (not self._heap or self._upcoming[:3] <= self._heap[0][:3]):
-                project, self._upcoming = self._upcoming[-1], next(self._untouched, None)
-                self._put(project)
+                self._put(self._upcoming[-1])
                 self._looked_at += 1
+                self._upcoming = self._at(self._looked_at)
                 if self._looked_at >= _MANY and self._included_when != self._dead_when:
-                    self._include(self._rest())
+                    self._include(self._untouched[self._looked_at :])
                 continue
             turn = heappop(self._heap)
             checked = self._check(turn[-1])
@@ -86,17 +93,12 @@ class SchedulingOrder:
         if (self._use < before).any():
             waiting = np.array([turn[-1] for turn in self._heap], np.int64)
             self._heap.clear()
-            self._include(np.unique(np.concatenate((waiting, self._rest()))))
+            self._include(np.unique(np.concatenate((waiting, self._untouched[self._looked_at :]))))
 
     def _use_now(self) -> Ints:
         """Return what each project holds, and then what the department of each project holds."""
         ledger = self._session.ledger
         return np.concatenate((ledger.used[self._projects], ledger.dept_used[ledger.dept[self._projects]]))
-
-    def _rest(self) -> Ints:
-        """Return the projects that have not come up yet."""
-        rest = [*([] if self._upcoming is None else [self._upcoming]), *self._untouched]
-        return np.array([turn[-1] for turn in rest], np.int64)
 
     def again(self, project: int) -> None:
         """Put a project back: it may have more work."""

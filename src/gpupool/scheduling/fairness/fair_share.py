@@ -7,7 +7,7 @@ from which is decided by ``reclaim_rule``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -104,17 +104,17 @@ class Shares:
         used, dept_used = int(self._ledger.used[project]), int(self._ledger.dept_used[dept])
         return _order(used, dept_used, extra, bounds, columns.due[project], depts.due[dept])
 
-    def orders(self, projects: Ints, extra: Ints) -> Iterator[tuple[int, float, float, int]]:
-        """Yield ``order`` of many projects, each followed by its project, in scheduling order.
+    def orders(self, projects: Ints, extra: Ints) -> tuple[Ints, tuple[Ints, Floats, Floats]]:
+        """Return many projects in scheduling order, and the columns of their ``order``.
 
         ``extra[i]`` is what ``projects[i]`` requests.
         """
         d, dept = self.division, self.division.dept[projects]
         used, dept_used = self._ledger.used[projects], self._ledger.dept_used[dept]
         keys = _order(used, dept_used, extra, self._bounds(projects), d.due[projects], d.dept_due[dept])
-        columns = *keys, projects
-        first = np.lexsort(columns[::-1])
-        return zip(*(column[first].tolist() for column in columns), strict=True)
+        first = np.lexsort((projects, *keys[::-1]))
+        bands, dept_parts, parts = (column[first] for column in keys)
+        return projects[first], (bands, dept_parts, parts)
 
     # --- rights of a project that do not depend on the victim
 
