@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.domain.nodes.gpu import GpuRequest
+from gpupool.domain.nodes.sharing import Sharing
 from gpupool.domain.people.access import Project
 from gpupool.scheduling.holds import settlement
 from gpupool.scheduling.policy import Settings
@@ -18,7 +19,8 @@ from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
 from gpupool.simulate.values import Record, Rules, TraceJob
 
-REQUESTS = [GpuRequest(1), GpuRequest(1, 500), GpuRequest(1, 250), GpuRequest(2), GpuRequest(4)]
+PARTS = [GpuRequest(1, 250, sharing=sharing) for sharing in (None, Sharing.MPS, Sharing.ADVISORY)]
+REQUESTS = [GpuRequest(1), GpuRequest(1, 500), *PARTS, GpuRequest(2), GpuRequest(4)]
 CLUSTER = "2x4xT4,1x2xA100"
 GLANCE = settlement._still_waits
 

@@ -9,10 +9,10 @@ import numpy as np
 from gpupool.scheduling.gang_placement import Placed, find_all, others_of
 from gpupool.scheduling.session import ActiveHold, SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim
-from gpupool.scheduling.state.cluster import ClusterState
+from gpupool.scheduling.state.cluster import ClusterState, marks_of
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group
-from gpupool.scheduling.state.sharing_modes import NO_MARK, mark_of
+from gpupool.scheduling.state.sharing_modes import NO_MARK, hosts_only, mark_of
 from gpupool.scheduling.values import HoldKind, ReplicaKey
 
 
@@ -83,7 +83,7 @@ def _still_waits(session: SchedulingSession, group: Group, active: ActiveHold, l
     """
     cluster, claim, placer = session.cluster, active.claim, session.placer
     row, shape = claim.row, group.shape
-    if row < 0 or group.size != 1 or active.account != group.account or mark_of(claim.mode, claim.user) != NO_MARK:
+    if row < 0 or group.size != 1 or active.account != group.account:
         return False
     if not _lacks(cluster, claim, ()) or _fits_beside(cluster, claim, group) or placer.fits_anywhere(shape):
         return False
@@ -91,7 +91,10 @@ def _still_waits(session: SchedulingSession, group: Group, active: ActiveHold, l
         return False
     if session.ledger.room(active.account) < 0:
         return False
-    return active.hold.kind is HoldKind.RESERVED or not _lacks(cluster, claim, leaving.claims_on(row))
+    if active.hold.kind is HoldKind.RESERVED:
+        return True
+    gone = leaving.claims_on(row)
+    return not (_lacks(cluster, claim, gone) or _mixes(cluster, claim, gone))
 
 
 def _lacks(cluster: ClusterState, claim: Claim, gone: Sequence[Claim]) -> bool:
@@ -103,6 +106,13 @@ def _lacks(cluster: ClusterState, claim: Claim, gone: Sequence[Claim]) -> bool:
         gpu, gmem, cpu, mem = gpu + other.gpu, gmem + other.gmem, cpu + other.cpu_milli, mem + other.mem_mib
     short: Bools = (gpu < 0) | (gmem < 0)
     return bool(short[used].any()) or cpu < 0 or mem < 0
+
+
+def _mixes(cluster: ClusterState, claim: Claim, gone: Sequence[Claim]) -> bool:
+    """Return True if a charged claim shares a GPU with other kinds of slices, once some claims have ended."""
+    mark = mark_of(claim.mode, claim.user)
+    guests = cluster.guests[claim.row] - sum(marks_of(other) for other in gone)
+    return mark != NO_MARK and not hosts_only(guests, mark)[claim.gpu > 0].all()
 
 
 def _fits_beside(cluster: ClusterState, claim: Claim, group: Group) -> bool:

@@ -262,7 +262,7 @@ class ClusterState:
             self.claims_changed.add(key)
             self.gpu_free[row] -= claim.gpu
             self.gmem_free[row] -= claim.gmem
-            self.guests[row] += _marks(claim)
+            self.guests[row] += marks_of(claim)
             self.cpu_free[row] -= claim.cpu_milli
             self.mem_free[row] -= claim.mem_mib
 
@@ -353,7 +353,7 @@ class ClusterState:
         self.gpu_free[row] += claim.gpu * sign
         self.gmem_free[row] += claim.gmem * sign
         if mark_of(claim.mode, claim.user) != NO_MARK:
-            self.guests[row] -= _marks(claim) * sign
+            self.guests[row] -= marks_of(claim) * sign
         self.cpu_free[row] += claim.cpu_milli * sign
         self.mem_free[row] += claim.mem_mib * sign
         self.touch(row)
@@ -373,7 +373,7 @@ class ClusterState:
         log.add(self.gpu_free, row, sign * claim.gpu)
         log.add(self.gmem_free, row, sign * claim.gmem)
         if mark_of(claim.mode, claim.user) != NO_MARK:
-            log.add(self.guests, row, -sign * _marks(claim))
+            log.add(self.guests, row, -sign * marks_of(claim))
         if claim.cpu_milli:
             log.add(self.cpu_free, row, sign * claim.cpu_milli)
         if claim.mem_mib:
@@ -514,6 +514,6 @@ def _values(cluster: ClusterState, row: int, path: tuple[str, ...]) -> tuple[str
     return tuple(labels.get(label, "") for label in path) if path[-1] in labels else None
 
 
-def _marks(claim: Claim) -> Ints:
+def marks_of(claim: Claim) -> Ints:
     """Return the amount that a claim adds to ``ClusterState.guests``."""
     return np.asarray((claim.gpu > 0) * mark_of(claim.mode, claim.user))
