@@ -356,6 +356,9 @@ def test_projects_of_equal_or_lower_standing_may_reclaim_no_more(
         allowed = shares.takes(number, extra, owner, np.tile(pieces, len(projects))).tolist()
         other, known = seen.setdefault(shares.standing(number, extra, pieces), (number, allowed))
         assert allowed == known, f"{number} stands as {other}"
+        own = shares.standing(number, extra, pieces)
+        like = [shares.standing(other, extra, pieces) == own for other in range(len(projects))]
+        assert shares.stands_like(np.arange(len(projects)), number, extra, pieces).tolist() == like
         for lower in np.flatnonzero(shares.may_take_no_more(np.arange(len(projects)), number, extra, pieces)).tolist():
             less = shares.takes(lower, extra, owner, np.tile(pieces, len(projects))).tolist()
             assert all(more for one, more in zip(less, allowed, strict=True) if one), f"{lower} is below {number}"

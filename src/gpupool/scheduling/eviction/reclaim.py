@@ -117,8 +117,7 @@ class Reclaim:
             return False
         known = self._key(group, need)
         if known in self._hopeless:
-            if known in self._impossible:
-                self._fail_with(group, need)
+            self._fail_with(group, need, exhaustive=known in self._impossible)
             self._stop_if_all_fail()
             return False
         if self.room.nominate(group, replica):
@@ -132,7 +131,7 @@ class Reclaim:
         self._hopeless.add(known)
         if self._exhaustive:
             self._impossible.add(known)
-            self._fail_with(group, need)
+        self._fail_with(group, need, exhaustive=self._exhaustive)
         return False
 
     def _key(self, group: Group, need: int) -> tuple[object, ...]:
@@ -253,14 +252,22 @@ class Reclaim:
             return False
         return not (self._promised and self.room.promised(group) and self.session.holds.reservations())
 
-    def _fail_with(self, group: Group, need: int) -> None:
-        """Note that a shape fails in all projects that may not take more than the one in which it failed."""
+    def _fail_with(self, group: Group, need: int, *, exhaustive: bool) -> None:
+        """Note that a shape fails in all projects with the same standing as the one in which it failed.
+
+        With ``exhaustive``, in all that may not take more.
+        """
         demand, shape, pieces = self.session.demand, group.shape, self.room.pool(OTHERS).sizes
+        if group.gang is not None or self.rights.models.of_interest(shape.request.models) or self.whole.of(group, need):
+            return
         if shape not in self._failing:
             self._failing[shape] = np.zeros(len(self.session.ledger.projects), np.bool_)
         failing, others = self._failing[shape], demand.projects_with(shape)
         others = others[~failing[others]]
-        lower = others[self.rights.may_take_no_more(others, group.account.project, need, pieces)]
-        failed = set(lower.tolist()) - demand.shape_gangs.get(shape, Counter()).keys()
+        compare = self.rights.may_take_no_more if exhaustive else self.rights.stands_like
+        failed = set(others[compare(others, group.account.project, need, pieces)].tolist())
+        failed -= demand.shape_gangs.get(shape, Counter()).keys()
+        if shape.whole and self.whole.exist:
+            failed = {project for project in failed if not self.whole.claimed_by(project, need)}
         failing[list(failed)] = True
         self._also_failed = failed

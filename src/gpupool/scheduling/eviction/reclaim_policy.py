@@ -94,6 +94,10 @@ class ReclaimPolicy:
         """Return which projects may take nothing ``by_share`` that ``project`` may not take."""
         return self._shares.may_take_no_more(others, project, extra, pieces)
 
+    def stands_like(self, others: Ints, project: int, extra: int, pieces: Sequence[int]) -> Bools:
+        """Return which projects have the ``standing`` of ``project``, apart from quotas of GPU models."""
+        return self._shares.stands_like(others, project, extra, pieces)
+
     def standing(self, account: Account, extra: int, pieces: Sequence[int]) -> tuple[object, ...]:
         """Return a key of everything that decides ``by_share``: equal keys have equal victims."""
         of_model = account if self.models.may_take(account, extra) else None

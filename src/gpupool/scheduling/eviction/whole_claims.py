@@ -210,6 +210,11 @@ class WholeClaims:
             return self._claim(project, promised=True)
         return self._claim(project, promised=False) if shares.claims_share(project, need) else None
 
+    def claimed_by(self, project: int, need: int) -> bool:
+        """Return whether work of a project on whole GPUs has a claim."""
+        shares = self._session.shares
+        return shares.claims_quota(project, need) or shares.claims_share(project, need)
+
     def outgrows(self, group: Group) -> bool:
         """Return whether parts of GPUs could exceed their project's bound by footprint if each opened another GPU.
 

@@ -251,15 +251,24 @@ class Shares:
         False for others whose rights cannot be compared: those of other departments, unless both are alone in theirs.
         ``pieces`` are the sizes that exist, in order.
         """
-        d, dept = self.division, self.division.dept[others]
         if self._may_lose(project):
             return np.asarray(others == project)
+        found = rule.may_take_no_more(self._takers(others, extra), self._taker(project, extra), pieces)
+        return np.asarray(found & self._are_related_like(others, project))
+
+    def stands_like(self, others: Ints, project: int, extra: int, pieces: Sequence[int]) -> Bools:
+        """Return which of ``others`` have the ``standing`` of ``project``."""
+        if self._may_lose(project):
+            return np.asarray(others == project)
+        found = rule.stands_like(self._takers(others, extra), self._taker(project, extra), pieces)
+        return np.asarray(found & self._are_related_like(others, project) & ~self._may_each_lose()[others])
+
+    def _are_related_like(self, others: Ints, project: int) -> Bools:
+        """Return which of ``others`` are in the department of ``project``, or alone in theirs as it is in its own."""
+        d, dept = self.division, self.division.dept[others]
         mine = d.columns.dept[project]
         alone = np.asarray(d.members)[dept] == 1 if d.members[mine] == 1 else np.zeros(len(others), np.bool_)
-        claimed, dept_claimed = self._all_claimed()[others], self._all_dept_claimed()[dept]
-        takers = rule.taker(others, dept, extra, claimed, dept_claimed, self._bounds(others))
-        found = rule.may_take_no_more(takers, self._taker(project, extra), pieces)
-        return np.asarray(found & ((dept == mine) | alone))
+        return np.asarray((dept == mine) | alone)
 
     # --- rows of the rule
 
@@ -267,6 +276,11 @@ class Shares:
         dept = self.division.columns.dept[project]
         claimed, dept_claimed = self._claimed(project), self._dept_claimed(dept)
         return rule.taker(project, dept, extra, claimed, dept_claimed, self._bounds_of(project))
+
+    def _takers(self, projects: Ints, extra: int) -> Taker:
+        dept = self.division.dept[projects]
+        claimed, dept_claimed = self._all_claimed()[projects], self._all_dept_claimed()[dept]
+        return rule.taker(projects, dept, extra, claimed, dept_claimed, self._bounds(projects))
 
     def _holders(self) -> Holding:
         """Return all projects."""
@@ -300,6 +314,12 @@ class Shares:
         held = int(self._ledger.used[project]) - self._promised.of_project(project)
         outranked = bounds.bounded and above(int(self._ledger.dept_used[dept]), bounds.dept_quota)
         return bool(above(held, bounds.quota) or outranked)
+
+    def _may_each_lose(self) -> Bools:
+        """Return ``_may_lose`` of all projects."""
+        d, (held, _) = self.division, self._held()
+        outranked = d.bounded & above(self._ledger.dept_used[: len(d.bounded)], d.dept_quota)
+        return np.asarray(above(held, d.quota) | outranked[d.dept])
 
     def _held(self) -> tuple[Ints, Ints]:
         held = self._ledger.used[: len(self.fair)].copy()

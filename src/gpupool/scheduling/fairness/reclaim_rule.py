@@ -170,10 +170,19 @@ def may_take_no_more(others: Taker, who: Taker, pieces: Sequence[int]) -> Bools:
     found = (others.margin >= who.margin) & (others.dept_margin >= who.dept_margin)
     for name in ("in_share", "in_quota", "dept_in_share", "claims", "dept_claims", "promised"):
         found &= getattr(who, name) | ~getattr(others, name)
-    for ours, theirs in ((who.room, others.room), (who.dept_room, others.dept_room)):
+    for theirs, ours in zip(_rooms(others), _rooms(who), strict=True):
         found &= _steps(theirs, pieces) <= _steps(ours, pieces)
-        found &= _steps(theirs / (1 - ROUNDING), pieces) <= _steps(ours / (1 - ROUNDING), pieces)
     return np.asarray(found)
+
+
+def stands_like(others: Taker, who: Taker, pieces: Sequence[int]) -> Bools:
+    """Return which takers have the ``standing`` of ``who``."""
+    found = np.ones(len(others.project), np.bool_)
+    for theirs, ours in zip(others[2:-2], who[2:-2], strict=True):
+        found &= theirs == ours
+    for theirs, ours in zip(_rooms(others), _rooms(who), strict=True):
+        found &= _steps(theirs, pieces) == _steps(ours, pieces)
+    return found
 
 
 def standing(who: Taker, pieces: Sequence[int]) -> tuple[object, ...]:
@@ -181,8 +190,11 @@ def standing(who: Taker, pieces: Sequence[int]) -> tuple[object, ...]:
 
     ``pieces`` are the sizes that exist, in order: which large ones it may take depends on the room in its share.
     """
-    rooms = (who.room, who.dept_room, who.room / (1 - ROUNDING), who.dept_room / (1 - ROUNDING))
-    return (*who[2:-2], *(bisect_right(pieces, room + EPSILON) for room in rooms))
+    return (*who[2:-2], *(bisect_right(pieces, room + EPSILON) for room in _rooms(who)))
+
+
+def _rooms(who: Taker) -> tuple[Amount, ...]:
+    return who.room, who.dept_room, who.room / (1 - ROUNDING), who.dept_room / (1 - ROUNDING)
 
 
 def _steps(room: Amount, pieces: Sequence[int]) -> Ints:
