@@ -17,6 +17,7 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from requires import require
+from shared_pools import SharedPools
 
 # The same cases in each run: what passes here passes there. `pytest --hypothesis-profile=search` draws new ones.
 # Without a deadline: a busy machine is no fault of the code.
@@ -136,6 +137,14 @@ LONGEST = (
 
 _LOCKS = "alone_locks"
 _FOLDER = pytest.StashKey[str]()
+
+
+@pytest.fixture(scope="session")
+def shared_pools() -> Iterator[SharedPools]:
+    """Yield the pools that modules share, and close them at the end of the session."""
+    made = SharedPools()
+    with contextlib.closing(made):
+        yield made
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,10 +10,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
 
 from attackers import Scene, scene_of_attacks
 
+from shared_pools import SharedPools
 
-@pytest.fixture(scope="session")
-def shared_scene() -> Iterator[Scene]:
-    with scene_of_attacks() as made:
+
+@pytest.fixture(scope="module")
+def shared_scene(shared_pools: SharedPools) -> Iterator[Scene]:
+    with shared_pools.use("adversary", scene_of_attacks) as made:
         yield made
 
 

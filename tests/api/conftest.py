@@ -11,11 +11,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
 
 from live_pool import LivePool, end_everything, live_pool
 
+from shared_pools import SharedPools
 
-@pytest.fixture(scope="session")
-def pool() -> Iterator[LivePool]:
+
+@pytest.fixture(scope="module")
+def pool(shared_pools: SharedPools) -> Iterator[LivePool]:
     """Yield a pool for all tests of this folder that do not harm it."""
-    with live_pool() as made:
+    with shared_pools.use("api", live_pool) as made:
         yield made
 
 

@@ -12,12 +12,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "api"))
 from live_pool import LivePool, end_everything, live_pool
 
 from gpupool import Client
+from shared_pools import SharedPools
 
 
-@pytest.fixture(scope="session")
-def live() -> Iterator[LivePool]:
+@pytest.fixture(scope="module")
+def live(shared_pools: SharedPools) -> Iterator[LivePool]:
     """Yield a pool for all tests of this folder that do not harm it."""
-    with live_pool() as made:
+    with shared_pools.use("client", live_pool) as made:
         yield made
 
 

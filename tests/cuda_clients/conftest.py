@@ -15,11 +15,12 @@ from cuda_toolkit import Toolkit
 from e2e_pool import RealPool, fresh_pool
 
 from cuda_clients import Table
+from shared_pools import SharedPools
 
 
-@pytest.fixture(scope="session")
-def shared_pool() -> Iterator[RealPool]:
-    with fresh_pool("1xT4") as made:
+@pytest.fixture(scope="module")
+def shared_pool(shared_pools: SharedPools) -> Iterator[RealPool]:
+    with shared_pools.use("cuda_clients", lambda: fresh_pool("1xT4")) as made:
         yield made
 
 

@@ -11,11 +11,13 @@ sys.path[:0] = [str(Path(__file__).parent.parent / room) for room in ("node", "e
 from apart import machines_apart  # noqa: E402 - what it imports is found by the line above
 from machines_harness import Machines  # noqa: E402 - from the path that was added above
 
+from shared_pools import SharedPools  # noqa: E402
 
-@pytest.fixture(scope="session")
-def four() -> Iterator[Machines]:
+
+@pytest.fixture(scope="module")
+def four(shared_pools: SharedPools) -> Iterator[Machines]:
     """Yield four nodes with a GPU each."""
-    with machines_apart(4, "1xT4") as made:
+    with shared_pools.use("distributed", lambda: machines_apart(4, "1xT4")) as made:
         yield made
 
 

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 import pytest
 from e2e_pool import RealPool, fresh_pool
 
+from shared_pools import SharedPools
 
-@pytest.fixture(scope="session")
-def shared_pool() -> Iterator[RealPool]:
-    with fresh_pool("2xT4", executed=True) as made:
+
+@pytest.fixture(scope="module")
+def shared_pool(shared_pools: SharedPools) -> Iterator[RealPool]:
+    with shared_pools.use("e2e", lambda: fresh_pool("2xT4", executed=True)) as made:
         yield made
 
 

@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "web"))
 from e2e_pool import RealPool, fresh_pool
 from kernels import use
 
+from shared_pools import SharedPools
+
 
 @contextmanager
 def pool_for_jupyter() -> Iterator[RealPool]:
@@ -30,9 +32,9 @@ def pool_for_jupyter() -> Iterator[RealPool]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def shared_pool() -> Iterator[RealPool]:
-    with pool_for_jupyter() as made:
+@pytest.fixture(scope="module")
+def shared_pool(shared_pools: SharedPools) -> Iterator[RealPool]:
+    with shared_pools.use("jupyter", pool_for_jupyter) as made:
         yield made
 
 

@@ -14,10 +14,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "ray"))
 from databases import PostgresServer, postgres_server
 from machines_harness import Machines, machines
 
+from shared_pools import SharedPools
 
-@pytest.fixture(scope="session")
-def shared_machines() -> Iterator[Machines]:
-    with machines(4, "1xT4", hasty=True) as made:
+
+@pytest.fixture(scope="module")
+def shared_machines(shared_pools: SharedPools) -> Iterator[Machines]:
+    with shared_pools.use("machines", lambda: machines(4, "1xT4", hasty=True)) as made:
         yield made
 
 

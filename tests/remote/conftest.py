@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,24 @@ from e2e_pool import fresh_pool
 from remote_world import STUDENT, Head, Laptop
 
 from free_ports import free_port
+from shared_pools import SharedPools
 
 
-@pytest.fixture(scope="session")
-def head() -> Iterator[Head]:
+@contextmanager
+def pool_with_students() -> Iterator[Head]:
+    """Start a pool on the network; where accounts can be changed, two users have one each."""
     port = free_port()
     with fresh_pool("2xT4", "--listen", f"127.0.0.1:{port}", "--tls-self-signed") as pool:
         if os.geteuid() == 0:
             for name, uid in (("ada", STUDENT), ("grace", STUDENT + 1)):
                 pool("user", "set", name, "--uid", str(uid))
         yield Head(pool, f"127.0.0.1:{port}")
+
+
+@pytest.fixture(scope="module")
+def head(shared_pools: SharedPools) -> Iterator[Head]:
+    with shared_pools.use("remote", pool_with_students) as made:
+        yield made
 
 
 @pytest.fixture

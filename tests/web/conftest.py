@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from e2e_pool import folder_for_pool
 from playwright.sync_api import BrowserContext, Page, expect
 from pool_world import world_in
 from web_harness import Site, Visit, WebPool
+
+from shared_pools import SharedPools
 
 PATIENCE_MS = 20_000  # on a busy machine; it only bounds a failing test
 expect.set_options(timeout=PATIENCE_MS)
@@ -35,8 +38,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield Site(world)
 
 
-@pytest.fixture(scope="session")
-def shared_web_pool() -> Iterator[WebPool]:
+@contextmanager
+def started_web_pool() -> Iterator[WebPool]:
     with folder_for_pool() as folder:
         pool = WebPool(folder, "2xT4")
         try:
@@ -44,6 +47,12 @@ def shared_web_pool() -> Iterator[WebPool]:
             yield pool
         finally:
             pool("down", "--stop-jobs", ok=False)
+
+
+@pytest.fixture(scope="module")
+def shared_web_pool(shared_pools: SharedPools) -> Iterator[WebPool]:
+    with shared_pools.use("web", started_web_pool) as made:
+        yield made
 
 
 @pytest.fixture
