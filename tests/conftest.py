@@ -161,6 +161,7 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the files of a run in several processes: the longest, all others, those with tests marked ``alone``.
 
+    All others are in order of their folders, as the files of a folder share pools; folders without long files are last.
     A test marked ``alone`` waits for the tests that run, and new ones wait for it: at the end no long test runs.
     """
     if not hasattr(config, "workerinput"):
@@ -168,10 +169,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     measuring = {item.path for item in items if item.get_closest_marker("alone")}
     tests = Counter(item.path for item in items)
     longest = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    folders = {path.parent: number for path, number in reversed(longest.items())}
 
-    def rank(item: pytest.Item) -> tuple[bool, int, int, str]:
-        path = item.path
-        return path in measuring, longest.get(path, len(longest)), -tests[path], str(path)
+    def rank(item: pytest.Item) -> tuple[bool, int, int, str, int, str]:
+        path, last = item.path, len(longest)
+        folder = (folders.get(path.parent, last), str(path.parent))
+        return path in measuring, longest.get(path, last), *folder, -tests[path], str(path)
 
     items.sort(key=rank)
 
