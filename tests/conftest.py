@@ -147,6 +147,13 @@ def shared_pools() -> Iterator[SharedPools]:
         yield made
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _idle_pools(shared_pools: SharedPools) -> Iterator[None]:
+    """Close, after each module, shared pools that no module has used for a while."""
+    yield
+    shared_pools.close_idle()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Create one folder for the locks of all worker processes, in the process that distributes the tests."""

@@ -1,11 +1,13 @@
 """Pools that several modules of tests share, of which each test process keeps only a few open.
 
 An idle pool takes 2 to 5 % of a processor, and a start 0.5 to 2 s of its time. A fixture of a module borrows the pool
-of its kind and returns it at the end of the module. The pool stays open for the next module until room is needed.
+of its kind and returns it at the end of the module. The pool stays open for the next module until room is needed, or
+until it has been idle for so long that another start would have taken less.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,15 +15,17 @@ from typing import Any, TypeVar
 
 Pool = TypeVar("Pool")
 MAX_OPEN = 2
+MAX_IDLE_S = 30.0
 
 
 @dataclass
 class OpenPool:
-    """A pool, the function that closes it, and how many fixtures use it now."""
+    """A pool, the function that closes it, how many fixtures use it now, and when one returned it last."""
 
     pool: Any
     close: Callable[[], None]
     users: int = 0
+    returned_at: float = 0.0
 
 
 class SharedPools:
@@ -31,8 +35,8 @@ class SharedPools:
     the room is not to blame.
     """
 
-    def __init__(self, max_open: int = MAX_OPEN) -> None:
-        self._max_open = max_open
+    def __init__(self, max_open: int = MAX_OPEN, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_open, self._clock = max_open, clock
         self._open: dict[str, OpenPool] = {}
         self._errors: list[Exception] = []
 
@@ -49,7 +53,14 @@ class SharedPools:
             yield used.pool
         finally:
             used.users -= 1
+            used.returned_at = self._clock()
             self._open[kind] = self._open.pop(kind)  # to the end: used last
+
+    def close_idle(self) -> None:
+        """Close pools that nobody has used for ``MAX_IDLE_S``."""
+        for kind in self._unused():
+            if self._clock() - self._open[kind].returned_at >= MAX_IDLE_S:
+                self._close(kind)
 
     def close(self) -> None:
         """Close all pools; raise the errors of all that did not end as they should."""
@@ -61,9 +72,11 @@ class SharedPools:
 
     def _make_room(self) -> None:
         """Close pools that nobody uses, until there is room for one more."""
-        unused = [kind for kind, each in self._open.items() if not each.users]
-        for kind in unused[: max(0, len(self._open) + 1 - self._max_open)]:
+        for kind in self._unused()[: max(0, len(self._open) + 1 - self._max_open)]:
             self._close(kind)
+
+    def _unused(self) -> list[str]:
+        return [kind for kind, each in self._open.items() if not each.users]
 
     def _close(self, kind: str) -> None:
         try:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from shared_pools import SharedPools
+from shared_pools import MAX_IDLE_S, SharedPools
 
 
 class Kinds:
@@ -87,6 +87,26 @@ def test_failed_module_returns_its_pool(kinds: Kinds) -> None:
         raise KeyboardInterrupt
     use_once(pools, kinds, "b")
     assert kinds.events == ["+a", "-a", "+b"]
+
+
+def test_pool_is_closed_when_it_was_idle_for_long(kinds: Kinds) -> None:
+    now = 0.0
+    pools = SharedPools(3, lambda: now)
+    use_once(pools, kinds, "a")
+    with pools.use("b", kinds("b")):
+        now = MAX_IDLE_S - 1
+        use_once(pools, kinds, "c")
+        pools.close_idle()
+        assert kinds.events == ["+a", "+b", "+c"]
+        now = MAX_IDLE_S
+        pools.close_idle()
+        assert kinds.events[3:] == ["-a"], "b is in use, and c was just now"
+    now = 2 * MAX_IDLE_S - 1
+    pools.close_idle()
+    assert kinds.events[4:] == ["-c"]
+    now = 2 * MAX_IDLE_S
+    pools.close_idle()
+    assert kinds.events[5:] == ["-b"]
 
 
 def test_all_pools_are_closed_at_the_end(kinds: Kinds) -> None:
