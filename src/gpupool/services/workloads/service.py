@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 import structlog
@@ -39,7 +40,7 @@ from gpupool.services.explain.reason_cache import WaitReasonCache
 from gpupool.services.explain.wait_reason import Obstacles, WaitReasonService
 from gpupool.services.lifecycle import transitions
 from gpupool.services.ports.fabric import AttachStream, NodeLink
-from gpupool.services.ports.store import WorkloadFilter
+from gpupool.services.ports.store import ChangeSet, WorkloadFilter
 from gpupool.services.state.client_binding import ClientBindings
 from gpupool.services.state.mirror import Draft
 from gpupool.services.workloads.leases import LeaseService
@@ -511,12 +512,18 @@ class WorkloadService:
 
 
 class ExpiryLoop:
-    """Deletes expired workloads; reads them from the database, so that a restart loses none."""
+    """Deletes expired workloads; reads them from the database when one may have expired, and once after a restart."""
 
     def __init__(self, engine: Engine, workloads: WorkloadService) -> None:
         self._engine = engine
         self._workloads = workloads
         self._actor = Actor(POOL, Role.ADMIN, "ttl")
+        self._next_at = -inf  # when the next workload expires
+        engine.on_commit(self._note)
+
+    def _note(self, changes: ChangeSet) -> None:
+        ended = (each for each in changes.workloads if each.state.final and each.deleted_at is None)
+        self._next_at = min([self._next_at, *map(_expires_at, ended)])
 
     async def run(self) -> None:
         """Run for ever."""
@@ -530,20 +537,36 @@ class ExpiryLoop:
     async def delete_expired(self) -> None:
         """Delete ended workloads whose time to live has passed."""
         now = self._engine.ports.clock.now()
+        if now < self._next_at:
+            return
+        self._next_at, left = inf, [-inf]  # if the database cannot be read, the next call reads it again
+        try:
+            left = [expires_at async for expires_at in self._delete_all(now)]
+        finally:
+            self._next_at = min([self._next_at, *left])
+
+    async def _delete_all(self, now: float) -> AsyncIterator[float]:
+        """Delete what has expired; yield when the others expire."""
         wanted = WorkloadFilter(states=_FINAL, labels=((TTL_LABEL, "yes"),), limit=EXPIRY_BATCH)
         while found := await self._engine.ports.store.list_workloads(wanted):
             for workload in found:
-                await self._delete_if_due(workload, now)
+                if now < _expires_at(workload) or not await self._delete(workload):
+                    yield _expires_at(workload)
             wanted = replace(wanted, before=(found[-1].created_at, found[-1].id))
 
-    async def _delete_if_due(self, workload: Workload, now: float) -> None:
-        ttl, ended = workload.limits.ttl_s, workload.finished_at
-        if ttl is None or ended is None or now - ended < ttl:
-            return
+    async def _delete(self, workload: Workload) -> bool:
         try:
             await self._workloads.delete(self._actor, workload.id)
         except GpupoolError as error:  # the others are still deleted
             log.warning("could not delete an ended workload", workload=workload.id, code=error.code)
+            return False
+        return True
+
+
+def _expires_at(workload: Workload) -> float:
+    """Return when an ended workload is deleted; infinity for one without a time to live."""
+    ttl_s, ended = workload.limits.ttl_s, workload.finished_at
+    return inf if ttl_s is None or ended is None else ended + ttl_s
 
 
 def _stop_some(workloads: Sequence[Workload], user: str, draft: Draft) -> None:
