@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse
 from gpupool.api.errors import install
 from gpupool.api.login_limit import MAX_KEYS, FailedAttempts
 from gpupool.api.middleware import BodyLimit, InternalErrors
-from gpupool.api.server import acceptor, protocols
+from gpupool.api.server import acceptor, protocols, server
 from gpupool.api.server.listeners import listen_tcp, listen_unix
 from gpupool.api.server.proxies import TrustedProxies, network_of
 from gpupool.api.server.server import BoundAddresses, ListenConfig, serve
@@ -98,6 +98,16 @@ def test_socket_has_its_mode_and_is_removed_with_the_server(tmp_path: Path) -> N
 
     served(tmp_path, ask, socket_mode=0o660)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_server_stops_at_once_between_two_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_TICK_S", 3600.0)
+
+    def ask(bound: BoundAddresses) -> None:
+        with local(bound) as http:
+            assert http.get("/peer").status_code == 200
+
+    served(tmp_path, ask)
 
 
 def test_stale_socket_is_replaced_and_new_socket_is_not_removed(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from gpupool.services.pool import PoolServices
 from gpupool.services.refusals import RefusalReason
 
 _GRACE_S = 3  # for requests in progress when the server stops
+_TICK_S = 1.0
 _OTHER_FILES = 512  # descriptors reserved for databases, logs and nodes
 _WS_MESSAGE_BYTES = 2 * 1024 * 1024  # a frame carries up to 1 MiB
 
@@ -133,7 +134,7 @@ async def _run(
         stopping.cancel()
         app.state.closing.set()
         for server in servers:
-            server.should_exit = True
+            server.end()
         await asyncio.gather(*runs)
 
 
@@ -151,6 +152,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.listener = listener
         self.up = asyncio.Event()
+        self._ending = asyncio.Event()
         self._slots = slots
         self._acceptor = Acceptor(listener, slots, self._make_protocol, peer_of, context, slots.note_refused)
 
@@ -170,12 +172,19 @@ class _Server(uvicorn.Server):
         protocol: asyncio.Protocol = made
         return protocol
 
-    async def on_tick(self, counter: int) -> bool:
-        """Run periodic work (called ten times per second)."""
-        if counter % 10 == 0:
+    def end(self) -> None:
+        """Accept no more connections, and return from ``serve`` after the requests in progress."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Run periodic work once a second until the end; uvicorn's own loop wakes up ten times per second."""
+        while not await self.on_tick(0):
             self._slots.close_overdue(extra_s=HEAD_TIMEOUT_S)
             self._acceptor.drop_refused()
-        return await super().on_tick(counter)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self._ending.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
