@@ -18,7 +18,12 @@ from gpupool.domain.protocol.gateway_table import Report, Route, RouteAccess
 from gpupool.domain.work.program.supervision import ListeningPort
 from gpupool.domain.work.workload import Workload
 from gpupool.services.ports.adapters import Gateway
-from gpupool.services.serving.open_ports import MAX_TICKETS_OF_A_USER, TICKET_LIFETIME_S, OpenedPort
+from gpupool.services.serving.open_ports import (
+    MAX_TICKETS_OF_A_USER,
+    PUBLISH_TIMEOUT_S,
+    TICKET_LIFETIME_S,
+    OpenedPort,
+)
 
 PORT = 8888
 DOMAIN = "ports.example.org"
@@ -37,8 +42,11 @@ class FakeGateway(Gateway):
     async def run(self, on_report: Callable[[Report], None]) -> None:
         await asyncio.Event().wait()
 
+    def __init__(self) -> None:
+        self.tables: list[Sequence[Route]] = []
+
     def publish(self, routes: Sequence[Route]) -> None:
-        pass
+        self.tables.append(routes)
 
 
 @pytest.fixture
@@ -92,6 +100,24 @@ def test_link_has_an_origin_of_its_own_and_a_ticket_of_which_only_the_digest_is_
     here = urlsplit(open_it(world, gateway, work, here=True).url)
     assert here.hostname == f"{work.id}-0-{PORT}.localhost"
     assert len(routes(world, gateway)[0].tokens) == 2
+
+
+def test_routes_are_published_for_the_first_ticket_and_withdrawn_after_the_last(
+    world: World, gateway: FakeGateway
+) -> None:
+    async def story() -> None:
+        work = await board(world)
+        await world.pass_time(60)
+        idle = len(gateway.tables)
+        await world.pass_time(60)
+        assert len(gateway.tables) == idle, "there is nothing to publish"
+        async with asyncio.timeout(PUBLISH_TIMEOUT_S / 2):
+            await world.services.open_ports.open(ANN, work.id, 0, PORT, here=False)
+        assert len(gateway.tables[-1]) == 1
+        await world.pass_time(TICKET_LIFETIME_S + 3)
+        assert not gateway.tables[-1]
+
+    world.do(story())
 
 
 def test_only_users_who_may_attach_get_a_ticket(world: World, gateway: FakeGateway) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gpupool.domain.people.access import Project
 from gpupool.domain.work.service import Service, ServiceState
 from gpupool.domain.work.workload import WorkloadKind
 from gpupool.services.ports.store import EventFilter
+from gpupool.services.serving.routes import OtherRoutes
 from gpupool.services.serving.service import ServiceStatus, ServingService
 from gpupool.specs.request import parse_request
 
@@ -55,6 +57,32 @@ def test_replicas_are_workloads_with_their_port_in_command_and_environment(world
             assert program.spec.argv == ("serve", port)
             assert program.spec.env["URL"].endswith(f":{port}")
             assert program.spec.ports == (int(port),)
+
+    world.do(story())
+
+
+def test_loop_waits_for_the_first_service_and_publishes_it_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[list[str]] = []
+
+    async def publish(rows: Sequence[tuple[Service, Any, str, Any]], _others: OtherRoutes) -> bool:
+        published.append([row.name for row, *_ in rows])
+        return bool(rows)
+
+    async def story() -> None:
+        await pass_turns(world)
+        monkeypatch.setattr(serving(world).routes, "publish", publish)
+        await pass_turns(world)
+        assert not published
+        await serving(world).create(ANN, request(), stopped=True)
+        await world.settle()
+        assert published == [["chat"]]
+        await pass_turns(world)
+        assert len(published) > 1
+        await serving(world).delete(ANN, "chat")
+        await world.settle()
+        assert published[-1] == []
 
     world.do(story())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -100,7 +101,10 @@ class ServiceReplica:
 
 
 class ServiceController:
-    """Reconciles all services once a second, and at once after changes and reports of the gateway."""
+    """Reconciles all services once a second, and at once after changes and reports of the gateway.
+
+    Without services and routes it does nothing until the next change.
+    """
 
     def __init__(
         self, engine: Engine, registry: ServiceRegistry, nodes: NodeRegistry, submission: SubmissionService
@@ -226,28 +230,25 @@ class ServiceController:
                         log.warning("service not reconciled", service=service.key, code=error.code)
                 self._swap()
                 await self._warn()
-                await self._publish(routes, ports)
-                await self._pause()
+                routed = await self._publish(routes, ports)
+                await self._pause(INTERVAL_S if routed or self._registry.rows else None)
         finally:
             self.checks.close()
 
-    async def _pause(self) -> None:
-        sleeping = asyncio.ensure_future(self._engine.ports.sleep(INTERVAL_S))
-        waking = asyncio.ensure_future(self._changed.wait())
-        try:
-            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            sleeping.cancel()
-            waking.cancel()
+    async def _pause(self, timeout_s: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
 
-    async def _publish(self, routes: RouteTable, ports: OtherRoutes) -> None:
+    async def _publish(self, routes: RouteTable, ports: OtherRoutes) -> bool:
+        """Publish the routes; return whether there are any."""
         services = list(self._registry.rows.values())
         self._watch(services)
         if self._first and any(not self._known(self.replicas(each)) for each in services):
-            return  # the gateway continues with its last table until all replicas are checked
+            return True  # the gateway continues with its last table until all replicas are checked
         self._first = False
         rows = [(each, self.replicas(each), self._reason(each), self._expected_in_s(each)) for each in services]
-        await routes.publish(rows, ports)
+        return await routes.publish(rows, ports)
 
     def _expected_in_s(self, service: Service) -> float | None:
         expected_at = self.status(service).expected_at

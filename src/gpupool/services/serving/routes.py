@@ -76,16 +76,18 @@ class RouteTable:
 
     async def publish(
         self, services: Iterable[tuple[Service, Sequence[Placed], str, float | None]], others: OtherRoutes
-    ) -> None:
-        """Send the routes of all services, and ``others``.
+    ) -> bool:
+        """Send the routes of all services, and ``others``; return whether there are any.
 
         A service comes with the reason why it has no ready replica, and the seconds until one is expected.
         """
         gateway = self._engine.ports.gateway
         if gateway is None:
-            return
+            return False
         await self._read_tokens()
-        gateway.publish([*(self._route(*each) for each in services), *others(gateway, self._tokens)])
+        found = [*(self._route(*each) for each in services), *others(gateway, self._tokens)]
+        gateway.publish(found)
+        return bool(found)
 
     async def _read_tokens(self) -> None:
         now = self._engine.ports.clock.monotonic()

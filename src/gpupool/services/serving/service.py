@@ -27,6 +27,7 @@ from gpupool.domain.work.service import (
 from gpupool.domain.work.workload import Serving, WorkloadKind
 from gpupool.services.access.permissions import Permissions, forbidden
 from gpupool.services.control.engine import Engine
+from gpupool.services.ports.store import ChangeSet
 from gpupool.services.serving.autoscaler import Scaler
 from gpupool.services.serving.controller import ServiceController, ServiceReplica, Status, replica_body
 from gpupool.services.serving.ready_estimate import AskWhy
@@ -82,10 +83,10 @@ class ServingService:
         self.controller = controller
         self.routes = RouteTable(engine, identities, permissions)
         engine.on_commit(registry.note)
-        engine.on_commit(lambda changes: self._note(any(each.program.serving for each in changes.workloads)))
+        engine.on_commit(self._note)
 
-    def _note(self, replicas_changed: bool) -> None:
-        if replicas_changed:
+    def _note(self, changes: ChangeSet) -> None:
+        if changes.services or any(each.program.serving for each in changes.workloads):
             self.controller.wake()
 
     async def run(self, ports: OtherRoutes) -> None:
