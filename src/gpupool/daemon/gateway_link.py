@@ -29,6 +29,7 @@ from gpupool.domain.protocol.gateway_table import (
 from gpupool.domain.work.gang import endpoint
 
 RETRY_S = 1.0
+IDLE_RETRY_S = 10.0  # without routes, the gateway is being ended
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - compared, not listened on
 
 log = structlog.get_logger("gpupool.gateway")
@@ -51,6 +52,7 @@ class GatewayLink:
         self._writer: asyncio.StreamWriter | None = None
         self._version = 0
         self._published = asyncio.Event()
+        self._routed = asyncio.Event()  # set while there are routes
 
     @property
     def connected(self) -> bool:
@@ -80,6 +82,10 @@ class GatewayLink:
         self._published.set()
         if before is None or bool(before) != bool(after):
             self._switch(wanted=bool(after))
+        if after:
+            self._routed.set()
+        else:
+            self._routed.clear()
         if self._writer is None or before is None:
             return
         changed = [route for key, route in after.items() if before.get(key) != route]
@@ -105,7 +111,12 @@ class GatewayLink:
         while True:
             with suppress(OSError):
                 await self._converse(on_report)
-            await asyncio.sleep(RETRY_S)
+            if self._routed.is_set():
+                await asyncio.sleep(RETRY_S)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_RETRY_S):
+                    await self._routed.wait()
 
     async def _converse(self, on_report: Callable[[Report], None]) -> None:
         reader, writer = await asyncio.open_unix_connection(str(self._run_dir / GATEWAY_SOCKET), limit=MAX_LINE_BYTES)
