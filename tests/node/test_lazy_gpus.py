@@ -14,6 +14,7 @@ import pytest
 from gpupool.domain.errors import ErrorCode, GpupoolError
 from gpupool.domain.nodes.gpu import GpuShare
 from gpupool.domain.work.program.supervision import ProcessSpec, ProcessStatus
+from gpupool.node.agent import lazy_gpus
 from gpupool.node.agent.attempt import AttemptEntry, first_status
 from gpupool.node.agent.lazy_gpus import LazyGpus
 from gpupool.node.host.paths import ReplicaFolder
@@ -116,6 +117,36 @@ def now() -> list[float]:
 @pytest.fixture
 def gpus(programs: Programs, now: list[float]) -> LazyGpus:
     return LazyGpus(programs, lambda: now[0])
+
+
+def test_programs_are_looked_at_from_their_start_to_their_end(
+    programs: Programs, gpus: LazyGpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: asyncio.Queue[None] = asyncio.Queue()
+    look = gpus.look
+
+    async def count() -> None:
+        await look()
+        looks.put_nowait(None)
+
+    async def story() -> None:
+        entries, programs.entries = programs.entries, {}
+        running = asyncio.create_task(gpus.run())
+        await asyncio.sleep(0.05)
+        assert looks.empty(), "no such program has started"
+        programs.entries = entries
+        gpus.add(programs.entry)
+        for _ in range(3):
+            await looks.get()
+        programs.entries = {}
+        await looks.get()
+        await asyncio.sleep(0.05)
+        assert looks.qsize() <= 1, "it has ended"
+        running.cancel()
+
+    monkeypatch.setattr(gpus, "look", count)
+    monkeypatch.setattr(lazy_gpus, "LOOK_INTERVAL_S", 0.01)
+    asyncio.run(asyncio.wait_for(story(), 20))
 
 
 def test_gpus_are_returned_after_the_time_without_use(programs: Programs, gpus: LazyGpus, now: list[float]) -> None:

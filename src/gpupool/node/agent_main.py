@@ -46,7 +46,6 @@ SAMPLE_INTERVAL_S = 5.0
 REPORT_INTERVAL_S = 30.0  # activity is reported at most this often per program
 PRUNE_INTERVAL_S = 3600.0
 LINGER_INTERVAL_S = 1.0
-LAZY_INTERVAL_S = 0.2
 MAX_LOG_AGE_S = 14 * 86400.0
 MAX_LOG_BYTES = 5 << 30
 
@@ -122,13 +121,6 @@ async def end_lingering_forever(agent: Agent) -> None:
         agent.end_lingering(time.time())
 
 
-async def look_at_lazy_programs_forever(agent: Agent) -> None:
-    """Report lazy programs that wait for GPUs, and return the GPUs of those that use CUDA no more."""
-    while True:
-        await asyncio.sleep(LAZY_INTERVAL_S)
-        await agent.lazy_gpus.look()
-
-
 async def prune_forever(agent: Agent) -> None:
     """Delete logs of forgotten programs, by age and by total size."""
     while True:
@@ -199,7 +191,7 @@ async def _run(options: argparse.Namespace) -> int:
             ActivitySampler(agent).run(),
             prune_forever(agent),
             end_lingering_forever(agent),
-            look_at_lazy_programs_forever(agent),
+            agent.lazy_gpus.run(),
             looks,
         )
     ]

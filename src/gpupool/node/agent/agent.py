@@ -137,6 +137,7 @@ class Agent:
         entry = AttemptEntry(folder, request, first_status(request, str(self.run.attach(folder.key))))
         entry.recall()
         self.entries[folder.key] = entry
+        self.lazy_gpus.add(entry)
         self.epochs.see(folder.key, max(request.spec.epoch, request.spec.gpu_epoch, request.spec.gpu_returned))
 
     async def close(self) -> None:
@@ -241,6 +242,7 @@ class Agent:
         folder = self.state.replica(spec.key)
         entry = AttemptEntry(folder, request, first_status(request, str(self.run.attach(spec.key))), launching=True)
         self.entries[spec.key] = entry
+        self.lazy_gpus.add(entry)
         self.epochs.see(spec.key, spec.epoch)
         try:
             prepared = await self.sharing.prepare(self.program(entry))

@@ -46,6 +46,7 @@ class Programs(Protocol):
         """Add a note to a program."""
 
 
+LOOK_INTERVAL_S = 0.2
 MIN_RETURN_AFTER_S = 1.0  # a program that waits for GPUs looks for them five times per second
 RETRY_S = 2.0
 IDLE_LOCK_TIMEOUT_S = 1.0  # for calls of a program that seems idle; it is asked again after its next idle time
@@ -62,6 +63,19 @@ class LazyGpus:
         self._locks: dict[str, asyncio.Lock] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}  # the newest suspension or resumption by key
         self._asked: set[str] = set()  # keys of suspensions that the pool asks for
+        self._present = asyncio.Event()  # set while there is a program to look at
+
+    def add(self, entry: AttemptEntry) -> None:
+        """Look at a new program from now on, if its GPUs may come and go."""
+        if entry.request.spec.separate_gpus:
+            self._present.set()
+
+    async def run(self) -> None:
+        """Look for ever, while there are such programs: report what they want, and return what they use no more."""
+        while True:
+            await self._present.wait()
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self.look()
 
     def changing(self, key: str) -> asyncio.Lock:
         """Return the lock that is held while GPUs are given to a program or taken from it."""
@@ -69,14 +83,17 @@ class LazyGpus:
 
     async def look(self) -> None:
         """Look at each program: does it want GPUs, or can it return them?"""
+        self._present.clear()
         for entry in list(self._programs.entries.values()):
             spec = entry.request.spec
             if not spec.separate_gpus or entry.exited:
                 for known in (self._unused_since, self._last_call, self._locks):
                     known.pop(entry.key, None)
-            elif entry.key in self._tasks:
                 continue
-            elif spec.gpu_returned > entry.status.gpu_returned:
+            self._present.set()
+            if entry.key in self._tasks:
+                continue
+            if spec.gpu_returned > entry.status.gpu_returned:
                 await self._return(entry)
             elif spec.gpu_epoch:
                 await self._look_at_gpus(entry)
