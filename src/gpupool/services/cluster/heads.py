@@ -83,7 +83,8 @@ class Heads:
         """Read the heads; write an event when one cannot take over for a while, or can again."""
         await self.refresh()
         waiting = {head.name: head for head in self._known if not self.leads(head.name)}
-        reports = {report.name: report for report in await self._engine.ports.store.joins.head_reports()}
+        read = await self._engine.ports.store.joins.head_reports() if waiting else ()
+        reports = {report.name: report for report in read}
         self._faults = {name: found for name in waiting if (found := takeover_faults(reports.get(name)))}
         clock = self._engine.ports.clock
         now, joined_since = clock.monotonic(), clock.now() - JOIN_TIMEOUT_S

@@ -206,6 +206,8 @@ class LimitChecker:
         """Run for ever."""
         while True:
             await asyncio.sleep(TICK_S)
+            if not self._engine.mirror.workloads:
+                continue
             self._ticks += 1
             try:
                 await self._engine.transact(self._check)
