@@ -21,10 +21,12 @@ from gpupool.domain.protocol.node_json import sample_from_list, sample_to_list
 from gpupool.domain.work.program.supervision import ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry, first_status
 from gpupool.node.agent_main import ActivitySampler
+from gpupool.node.host import process_tree
 from gpupool.node.host.paths import ReplicaFolder, RunFolder
 from gpupool.node.host.records import StartRequest
 from gpupool.node.inventory.host import HostMeter
 from gpupool.node.ports import GpuUsageSample, ProcessTree, SliceCount
+from gpupool.node.runners.process.runner import ProcessRunner
 from gpupool.node.telemetry.gpu_attribution import (
     GpuObservations,
     GpuUseOfProgram,
@@ -214,6 +216,11 @@ def test_machine_with_many_processes_is_sampled_less_often(monkeypatch: pytest.M
     for second in range(40):
         meter.look([Path("/a")], float(second))
     assert trees.surveys == 10
+
+
+def test_processes_are_not_scanned_for_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_tree, "scan", lambda: pytest.fail("a scan costs milliseconds, and the agent idles"))
+    assert ProcessRunner().survey([]) == {}
 
 
 def test_memory_and_cpus_of_a_limited_container_are_reported(tmp_path: Path) -> None:

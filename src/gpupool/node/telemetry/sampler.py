@@ -21,7 +21,7 @@ from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample
 from gpupool.domain.protocol.node_json import sample_to_list
 from gpupool.domain.work.program.supervision import ProcessSpec
 from gpupool.node.host.log import log_event
-from gpupool.node.inventory.host import HostMeter
+from gpupool.node.inventory.host import HostMeter, read_start
 from gpupool.node.ports import GpuUsageSample, Inventory, Meter, NodeProgram, ProcessTree, Runner
 from gpupool.node.sharing.choose import SharingModes
 from gpupool.node.telemetry.gpu_attribution import (
@@ -116,7 +116,7 @@ def _memory_mib(pids: Iterable[int]) -> int:
     """Return resident memory. Shared memory is counted once, with the largest share of any process."""
     own = shared = 0
     for pid in pids:
-        fields = _read(f"/proc/{pid}/statm").split()
+        fields = read_start(f"/proc/{pid}/statm").split()
         if len(fields) > 2:
             own += int(fields[1]) - int(fields[2])
             shared = max(shared, int(fields[2]))
@@ -127,26 +127,13 @@ def _io(pids: Iterable[int]) -> tuple[int, int]:
     """Return bytes read from and written to disks, including children that were waited for."""
     read = written = 0
     for pid in pids:
-        for line in _read(f"/proc/{pid}/io").splitlines():
+        for line in read_start(f"/proc/{pid}/io").splitlines():
             name, _, value = line.partition(b": ")
             if name == b"read_bytes":
                 read += int(value)
             elif name == b"write_bytes":
                 written += int(value)
     return read, written
-
-
-def _read(path: str) -> bytes:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        return os.read(fd, 4096)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
 
 
 class SampleRing:

@@ -68,6 +68,8 @@ class ProcessRunner:
 
     def survey(self, folders: Sequence[Path]) -> dict[str, ProcessTree]:
         """Return the process trees below the shepherds, from one scan of /proc for all programs."""
+        if not folders:
+            return {}
         table = process_tree.scan()
         children = process_tree.children_of(table)
         found: dict[str, ProcessTree] = {}
