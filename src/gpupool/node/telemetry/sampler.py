@@ -11,10 +11,13 @@ import contextlib
 import json
 import os
 import time
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 from gpupool.domain.nodes.telemetry import NodeSample, ReplicaSample
@@ -137,7 +140,7 @@ def _io(pids: Iterable[int]) -> tuple[int, int]:
 
 
 class SampleRing:
-    """The latest samples as JSON, by number; limited in number and bytes."""
+    """The latest samples as JSON, by number; limited in number and bytes. One thread adds, others read."""
 
     def __init__(self, max_samples: int = MAX_SAMPLES, max_bytes: int = MAX_SAMPLE_BYTES) -> None:
         self._max_samples = max_samples
@@ -163,9 +166,9 @@ class SampleRing:
         """
         found: list[str] = []
         room = MAX_ANSWER_BYTES
-        for own, text in self._looks:
-            if own <= number <= self.newest:
-                continue
+        looks = list(self._looks)  # at once: the sampling thread adds others
+        first = 0 if number > self.newest else bisect_right(looks, number, key=itemgetter(0))
+        for _, text in islice(looks, first, None):
             room -= len(text)
             if found and (room < 0 or len(found) == MAX_ANSWER_SAMPLES):
                 break
@@ -180,7 +183,6 @@ class _SampleInput:
     number: int
     programs: tuple[NodeProgram, ...]
     slices: Mapping[str, Mapping[str, SliceUse]]
-    gpus: Future[tuple[GpuUsageSample, ...]] | None
 
 
 class Sampler:
@@ -199,24 +201,35 @@ class Sampler:
         self._driver = ThreadPoolExecutor(1, "gpu-looks")
         self._thread = ThreadPoolExecutor(1, "looks")
         self._asked: Future[tuple[GpuUsageSample, ...]] | None = None
+        self._taken: Future[None] | None = None
 
     async def run(self, programs: Callable[[], tuple[NodeProgram, ...]], sharing: SharingModes) -> None:
-        """Take a sample each second, forever. A second that is missed has no sample."""
+        """Take a sample of what ``programs`` returns each second, forever. A second that is missed has no sample."""
         first, began = int(time.time()), time.monotonic()
         while True:
             passed = int((time.monotonic() - began) / SAMPLE_INTERVAL_S) + 1
             await asyncio.sleep(max(0.0, began + passed * SAMPLE_INTERVAL_S - time.monotonic()))
             try:
-                await self.look(first + passed, programs(), sharing)
+                self.look(first + passed, programs(), sharing)
             except Exception as error:  # noqa: BLE001 - the next sample may succeed
                 log_event("not looked", error=repr(error))
 
-    async def look(self, number: int, programs: tuple[NodeProgram, ...], sharing: SharingModes) -> None:
-        """Take one sample with this number."""
+    def look(self, number: int, programs: tuple[NodeProgram, ...], sharing: SharingModes) -> None:
+        """Begin to take a sample with this number, unless another one is still being taken."""
+        if self._taken is not None and not self._taken.done():
+            return
         slices = self._slices.look(sharing.counts(), time.monotonic())
-        asked = _SampleInput(number, programs, slices, self._ask_driver())
-        sample, text = await asyncio.get_running_loop().run_in_executor(self._thread, self._take, asked)
-        self.ring.add(number, text)
+        self._taken = self._thread.submit(self._add, _SampleInput(number, programs, slices))
+
+    # -- on the sampling thread ---------------------------------------------------------------------------------------
+
+    def _add(self, asked: _SampleInput) -> None:
+        try:
+            sample, text = self._take(asked)
+        except Exception as error:  # noqa: BLE001 - the next sample may succeed
+            log_event("not looked", error=repr(error))
+            return
+        self.ring.add(asked.number, text)
         self._note_computing(sample.replicas)
 
     def _note_computing(self, replicas: tuple[ReplicaSample, ...]) -> None:
@@ -231,13 +244,12 @@ class Sampler:
         self._asked = self._driver.submit(self._meter.look)
         return self._asked
 
-    # -- on the sampling thread ---------------------------------------------------------------------------------------
-
     def _take(self, asked: _SampleInput) -> tuple[NodeSample, str]:
         at, now = time.time(), time.monotonic()
+        answer = self._ask_driver()
         host = self._host.look(now)
         uses = self._programs.look([program.folder for program in asked.programs], now)
-        gpus = _answer(asked.gpus)
+        gpus = _answer(answer)
         sample = NodeSample(
             node="",  # the caller knows the node
             number=asked.number,
