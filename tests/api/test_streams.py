@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shutil
@@ -13,7 +14,9 @@ import httpx2
 import pytest
 from live_pool import LivePool, shell
 
-from gpupool.domain.protocol.log_records import LogBatch, LogDecoder
+from gpupool.api.streams import whole_log
+from gpupool.domain.protocol.log_records import OUT, RECORD, WHOLE, LogBatch, LogDecoder
+from gpupool.services.workloads.service import OutputPage
 
 Json = dict[str, Any]
 
@@ -116,6 +119,23 @@ def test_whole_log_of_running_program_ends(http: httpx2.Client) -> None:
         http.get(f"/v1/workloads/{made['id']}/wait", params={"timeout_s": 0.1})
     assert set(b"".join(part.output() for part in found).splitlines()[:-1]) <= {b"line"}
     http.post(f"/v1/workloads/{made['id']}/stop", json={"force": True})
+
+
+def test_whole_log_ends_at_the_first_page_that_is_not_full() -> None:
+    record = RECORD.pack(1, OUT, 1) + b"x"
+    read: list[str] = []
+
+    async def page(cursor: str) -> OutputPage:
+        """Return more output at each call, as of a program that writes all the time."""
+        read.append(cursor)
+        batch = LogBatch(1, len(record) * len(read), record)
+        return OutputPage((batch,), batch.cursor, end=False, full=len(read) < 3)
+
+    async def collect() -> list[bytes]:
+        return [part async for part in whole_log("", page, asyncio.Event())]
+
+    parts = asyncio.run(collect())
+    assert (len(read), len(parts), parts[-1]) == (3, 4, WHOLE)
 
 
 def test_followed_log_resumes_at_its_cursor(http: httpx2.Client, counted: str) -> None:

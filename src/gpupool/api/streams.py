@@ -96,11 +96,16 @@ async def octets(stream: AsyncIterator[bytes]) -> StreamingResponse:
 
 
 async def whole_log(cursor: str, read: ReadRecords, closing: asyncio.Event) -> AsyncIterator[bytes]:
-    """Yield all output so far from a cursor, as ``domain.logrecords``; without the end record if reading fails."""
+    """Yield all output so far from a cursor, as ``domain.log_records``; without the end record if reading fails.
+
+    It ends at a page that is not full: a program may write all the time.
+    """
     page = await read(cursor)
     while page.batches:
         for batch in page.batches:
             yield batch.encode()
+        if not page.full:
+            break
         if closing.is_set():
             return
         try:

@@ -60,12 +60,14 @@ class OutputPage(NamedTuple):
     """Output from a cursor.
 
     ``end``: the attempt has ended, and no more output follows. ``dropped``: older output after the cursor was deleted.
+    ``full``: it has as much as was asked for; otherwise it is all output up to now.
     """
 
     batches: Sequence[LogBatch]
     cursor: str  # after the output
     end: bool
     dropped: bool = False
+    full: bool = False
 
 
 class OutputService:
@@ -93,7 +95,9 @@ class OutputService:
             return OutputPage((), cursor, not live, dropped=not live)
         if not batches:
             return OutputPage((), cursor, not live)
-        return OutputPage(batches, batches[-1].cursor, end=False, dropped=skips_segments(cursor, batches[0].cursor))
+        dropped = skips_segments(cursor, batches[0].cursor)
+        full = sum(len(batch.data) for batch in batches) >= limit
+        return OutputPage(batches, batches[-1].cursor, end=False, dropped=dropped, full=full)
 
     async def tail_cursor(self, actor: Actor, ref: str, *, index: int, attempt: int | None, lines: int) -> str:
         """Return the cursor that is about ``lines`` lines before the end."""
