@@ -16,7 +16,7 @@ from live_pool import LivePool, shell
 
 from gpupool.api.streams import whole_log
 from gpupool.domain.protocol.log_records import OUT, RECORD, WHOLE, LogBatch, LogDecoder
-from gpupool.services.workloads.service import OutputPage
+from gpupool.services.workloads.output import OutputPage
 
 Json = dict[str, Any]
 

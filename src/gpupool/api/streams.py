@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from gpupool.api.schemas.work.workloads import EventView, LogPage
 from gpupool.domain.errors import GpupoolError
 from gpupool.domain.protocol.log_records import WHOLE
-from gpupool.services.workloads.service import OutputPage
+from gpupool.services.workloads.output import OutputPage
 
 PING_S = 15.0
 PING = b": ping\n\n"

@@ -35,7 +35,7 @@ from gpupool.services.ports.store import ChangeSet
 from gpupool.services.state.identity_cache import IdentityCache
 from gpupool.services.state.mirror import Draft
 from gpupool.services.state.node_registry import NodeRegistry
-from gpupool.services.workloads.service import OutputService
+from gpupool.services.workloads.output import OutputService
 from gpupool.services.workloads.submission import Prepared, SubmissionService
 from gpupool.specs.request import parse_request
 from gpupool.verify.results import RATES, Check, CheckOutcome, Subject, VerifyReport, compare_with_peers, worst

@@ -15,7 +15,7 @@ from gpupool.api.schemas.work.workloads import LogPage
 from gpupool.api.views.mapping import chunk_view
 from gpupool.domain.people.access import Actor
 from gpupool.services.pool import PoolServices
-from gpupool.services.workloads.service import OutputPage
+from gpupool.services.workloads.output import OutputPage
 
 router = APIRouter(prefix="/v1/workloads", tags=["logs"])
 
