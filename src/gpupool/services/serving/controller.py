@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -231,14 +230,22 @@ class ServiceController:
                 self._swap()
                 await self._warn()
                 routed = await self._publish(routes, ports)
-                await self._pause(INTERVAL_S if routed or self._registry.rows else None)
+                await self._pause(at_most_s=INTERVAL_S if routed or self._registry.rows else None)
         finally:
             self.checks.close()
 
-    async def _pause(self, timeout_s: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
+    async def _pause(self, *, at_most_s: float | None) -> None:
+        """Sleep until the next change, or for ``at_most_s``."""
+        if at_most_s is None:
+            await self._changed.wait()
+            return
+        sleeping = asyncio.ensure_future(self._engine.ports.sleep(at_most_s))
+        waking = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait({sleeping, waking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleeping.cancel()
+            waking.cancel()
 
     async def _publish(self, routes: RouteTable, ports: OtherRoutes) -> bool:
         """Publish the routes; return whether there are any."""
