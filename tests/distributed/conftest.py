@@ -11,7 +11,7 @@ sys.path[:0] = [str(Path(__file__).parent.parent / room) for room in ("node", "e
 from apart import machines_apart  # noqa: E402 - what it imports is found by the line above
 from machines_harness import Machines  # noqa: E402 - from the path that was added above
 
-from shared_pools import SharedPools  # noqa: E402
+from shared_pools import SharedPools  # noqa: E402 - after the imports from the path that was added above
 
 
 @pytest.fixture(scope="module")
