@@ -32,7 +32,7 @@ from gpupool.node.host.progress_file import read_progress
 from gpupool.node.inventory.emulated import DEFAULT_EMULATION, EmulatedInventory, parse_emulation
 from gpupool.node.inventory.host import read_host
 from gpupool.node.inventory.nvml import NoGpusError, NvmlInventory
-from gpupool.node.ports import Inventory, NodeProgram, ProcessTree, Runner
+from gpupool.node.ports import Inventory, ProcessTree, Runner
 from gpupool.node.runners.container.runner import ContainerRunner
 from gpupool.node.runners.process.runner import ProcessRunner
 from gpupool.node.sharing.choose import DEFAULT_SLICES, mode_class
@@ -45,6 +45,7 @@ EXIT_REFUSED = 2
 SAMPLE_INTERVAL_S = 5.0
 REPORT_INTERVAL_S = 30.0  # activity is reported at most this often per program
 PRUNE_INTERVAL_S = 3600.0
+LINGER_INTERVAL_S = 1.0
 MAX_LOG_AGE_S = 14 * 86400.0
 MAX_LOG_BYTES = 5 << 30
 
@@ -113,10 +114,11 @@ class ActivitySampler:
             self._agent.changed(entry.status)
 
 
-def end_lingering_and_list(agent: Agent) -> tuple[NodeProgram, ...]:
-    """End the processes of closed sessions after their linger time; return the programs to sample."""
-    agent.end_lingering(time.time())
-    return agent.started_programs()
+async def end_lingering_forever(agent: Agent) -> None:
+    """End the processes of closed sessions after their linger time."""
+    while True:
+        await asyncio.sleep(LINGER_INTERVAL_S)
+        agent.end_lingering(time.time())
 
 
 async def prune_forever(agent: Agent) -> None:
@@ -182,14 +184,15 @@ async def _run(options: argparse.Namespace) -> int:
     cgroups.prepare()
     await agent.open()
     await server.open()
-    each_second = agent.sampler.run(lambda: end_lingering_and_list(agent), agent.sharing)
+    looks = agent.sampler.run(agent.started_programs, agent.sharing)
     chores = [
         asyncio.create_task(work)
         for work in (
             ActivitySampler(agent).run(),
             prune_forever(agent),
+            end_lingering_forever(agent),
             agent.lazy_gpus.run(),
-            each_second,
+            looks,
         )
     ]
     log_event("agent ready", pid=os.getpid(), name=options.name, programs=len(agent.entries))
