@@ -61,8 +61,8 @@ class SchedulingOrder:
         """Return the key and the number of the project at a position of the order; None at its end."""
         if position == len(self._untouched):
             return None
-        band, dept_part, part = (column[position].item() for column in self._keys)
-        return band, dept_part, part, int(self._untouched[position])
+        rank, dept_part, part = (column[position].item() for column in self._keys)
+        return rank, dept_part, part, int(self._untouched[position])
 
     def next(self) -> tuple[Group, PendingReplica, ProjectQueue] | None:
         """Return the next group; the caller grants it or drops it from the queue, then calls ``again``."""

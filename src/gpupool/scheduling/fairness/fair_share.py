@@ -113,8 +113,8 @@ class Shares:
         used, dept_used = self._ledger.used[projects], self._ledger.dept_used[dept]
         keys = _order(used, dept_used, extra, self._bounds(projects), d.due[projects], d.dept_due[dept])
         first = np.lexsort((projects, *keys[::-1]))
-        bands, dept_parts, parts = (column[first] for column in keys)
-        return projects[first], (bands, dept_parts, parts)
+        ranks, dept_parts, parts = (column[first] for column in keys)
+        return projects[first], (ranks, dept_parts, parts)
 
     # --- rights of a project that do not depend on the victim
 
