@@ -134,9 +134,18 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
         "user_division",
         "_project_rows",
         "_least_needs",
+        "_first_groups",
     }  # the first is compared with the ledger before each use
     needs, rows = demand.least_needs(), {shape: sorted(at.tolist()) for shape, at in demand._project_rows.items()}
     assert all(rows[shape] == sorted(demand.shape_projects[shape]) for shape in rows)
+    table, every = demand.first_groups(), np.arange(len(demand.first_groups().project))
+    firsts = {
+        shape: sorted(
+            zip(table.project[at].tolist(), table.size[at].tolist(), table.queued_at[at].tolist(), strict=True)
+        )
+        for shape in demand.shape_projects
+        if len(at := np.flatnonzero(table.of_shapes({shape}, every)))
+    }
     rest = {
         name: copy.deepcopy(value, {id(s): s for s in demand.shape_projects})
         for name, value in vars(demand).items()
@@ -146,6 +155,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
     return arrays | {
         "project_queues": queues,
         "needs": {pair: need for pair, need in enumerate(needs.tolist()) if need},
+        "firsts": firsts,
         "rest": rest,
         "holds": scheduler.holds,
         "shapes": set(demand.shapes._known),

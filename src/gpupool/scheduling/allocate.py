@@ -17,10 +17,12 @@ from gpupool.scheduling.holds.starvation import (
     starving_shapes,
     under_reservations,
 )
-from gpupool.scheduling.scheduling_order import SchedulingOrder
+from gpupool.scheduling.scheduling_order import SchedulingOrder, Wanted
 from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group
+from gpupool.scheduling.state.queue_tables import FirstGroups
 from gpupool.scheduling.values import PendingReplica
 
 
@@ -33,13 +35,7 @@ def allocate(starvation: Starvation) -> bool:
     starving = starving_shapes(starvation)
     dead = _without_chance(starvation, session.demand.shape_projects.keys() - starving)
     refused = GangRefusals()
-    limited = session.ledger.limited()
-    turns = SchedulingOrder(
-        session,
-        list(session.demand.project_queues),
-        dead,
-        lambda project, shape: project not in limited or _within_limit(session, project, shape),
-    )
+    turns = SchedulingOrder(session, list(session.demand.project_queues), dead, _WithinLimits(session))
     known: tuple[int, int, bool] | None = None  # what ``dead`` was last found for
     while (first := turns.next()) is not None:
         if len(session.outcome.grants) >= starvation.settings.max_grants:
@@ -69,6 +65,19 @@ def _changes(starvation: Starvation) -> tuple[int, int, bool]:
     """Return a value that changes with everything on which ``_without_chance`` depends in a cycle."""
     session = starvation.session
     return len(session.outcome.grants), len(session.holds.active), starvation.backfills_left > 0
+
+
+class _WithinLimits(Wanted):
+    """Selects the work that keeps its project and department within their limits."""
+
+    def __init__(self, session: SchedulingSession) -> None:
+        self._session, self._limited = session, session.ledger.limited()
+
+    def has(self, project: int, shape: Shape) -> bool:
+        return project not in self._limited or _within_limit(self._session, project, shape)
+
+    def rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
+        return self._session.ledger.each_within_limits(firsts.project[rows], least)
 
 
 def _within_limit(session: SchedulingSession, project: int, shape: Shape) -> bool:

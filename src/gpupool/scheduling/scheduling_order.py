@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from math import inf
 
 import numpy as np
 
 from gpupool.scheduling.session import SchedulingSession
-from gpupool.scheduling.state.allocation import Ints
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group, ProjectQueue
+from gpupool.scheduling.state.queue_tables import FirstGroups, marked
 from gpupool.scheduling.values import PendingReplica
 
 _First = tuple[Group, PendingReplica]
-_MANY = 100  # projects that come up before the order of the others is renewed, if more shapes are dead
+_MISSES = 32  # projects that come up without wanted work before the others are filtered again
 _Turn = tuple[int, float, float, float, int]  # see ``Shares.order``; queue time, project
+
+
+class Wanted:
+    """Selects the work that comes up in a scheduling order: here, all of it."""
+
+    def has(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether work of a shape in a project is wanted."""
+        return True
+
+    def rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:  # noqa: ARG002 - for subclasses
+        """Return which ``rows`` ``has`` is true for; ``least[i]`` is the least of a replica of ``rows[i]``."""
+        return np.ones(len(rows), np.bool_)
 
 
 class SchedulingOrder:
@@ -25,55 +39,83 @@ class SchedulingOrder:
 
     A project's key only grows while work is granted, so an old key is a lower bound. It is checked when the project
     comes up, and put back if it was too low. All keys are renewed when an eviction lowers the use of a project or its
-    department. The first key is for the smallest shape of the project. A checked key stays valid until the use of any
-    project or the set of dead shapes changes, its first shape is not wanted any more, or ``again`` is called.
+    department, and those of the projects whose first replica is no longer wanted when that is known. The key of a
+    project that has not come up and whose use has changed in this cycle is for its smallest wanted group.
     """
 
     def __init__(
-        self,
-        session: SchedulingSession,
-        projects: Iterable[int],
-        dead: set[Shape],
-        wanted: Callable[[int, Shape], bool],
+        self, session: SchedulingSession, projects: Iterable[int], dead: set[Shape], wanted: Wanted | None = None
     ) -> None:
         """Include ``projects`` with shapes that are ``wanted`` and not ``dead``; the set of dead shapes may grow."""
-        self._session, self._dead, self._wanted = session, dead, wanted
+        self._session, self._dead, self._wanted = session, dead, wanted or Wanted()
         self._queues: dict[int, ProjectQueue] = {}
         self._live = session.demand.shape_projects.keys() - dead
         self._alive, self._dead_when = self._live, len(dead)
+        self._followed: AbstractSet[Shape] = self._alive  # as of the last call of ``next``
         self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
         self._projects = np.fromiter(projects, np.int64)
+        count = len(session.ledger.projects)
+        self._came_up = np.zeros(count, np.bool_)
+        included = marked(set(self._projects.tolist()), count)[session.demand.first_groups().project]
+        self._rows = np.flatnonzero(included)  # of the first groups
         self._seen, self._use = session.moves, self._use_now()
-        self._heap: list[_Turn] = []
-        self._include(self._projects)
-        self._checked: dict[int, tuple[tuple[int, int], tuple[_Turn, _First] | None]] = {}  # with the state it is for
+        self._checked: dict[int, tuple[int, tuple[_Turn, _First] | None]] = {}  # with the moves that it is for
+        self._heap: list[_Turn] = []  # of projects that came up
+        self._include()
 
-    def _include(self, projects: Ints) -> None:
-        """Set the projects that have not come up yet, in order."""
-        least = {shape: self._least[shape] for shape in self.alive()}
-        smallest = self._session.demand.smallest(least)[projects]
-        projects, smallest = projects[smallest < UNBOUNDED], smallest[smallest < UNBOUNDED]
-        self._untouched, self._keys = self._session.shares.orders(projects, smallest)
-        self._included_when, self._looked_at = self._dead_when, 0
-        self._upcoming = self._at(0)
+    def _include(self) -> None:
+        """Set the order of the projects that have not come up yet."""
+        session, firsts = self._session, self._session.demand.first_groups()
+        rows = self._rows[~self._came_up[firsts.project[self._rows]]]
+        rows = rows[self._wanted_rows(rows)]
+        first_of = firsts.first(rows, len(session.ledger.projects))
+        projects = np.flatnonzero(first_of >= 0)
+        first = first_of[projects]
+        needs = firsts.by_shape(self._least, UNBOUNDED, first) * firsts.size[first]
+        queued_at, changed = firsts.queued_at[first], self._is_changed()[projects]
+        if changed.any():
+            smallest = np.full(len(session.ledger.projects), UNBOUNDED)
+            np.minimum.at(smallest, firsts.project[rows], firsts.by_shape(self._least, 0, rows) * firsts.size[rows])
+            needs, queued_at = np.where(changed, smallest[projects], needs), np.where(changed, -inf, queued_at)
+        self._untouched, self._keys = session.shares.orders(projects, needs, queued_at)
+        self._first_rows = first_of[self._untouched]
+        self._looked_at, self._misses = -1, 0
+        self._advance()
 
-    def _at(self, position: int) -> tuple[int, float, float, int] | None:
-        """Return the key and the number of the project at a position of the order; None at its end."""
-        if position == len(self._untouched):
-            return None
-        rank, dept_part, part = (column[position].item() for column in self._keys)
-        return rank, dept_part, part, int(self._untouched[position])
+    def _wanted_rows(self, rows: Ints) -> Bools:
+        """Return which rows of the first groups are wanted now."""
+        firsts = self._session.demand.first_groups()
+        least = firsts.by_shape({shape: self._least[shape] for shape in self.alive()}, UNBOUNDED, rows)
+        wanted = least < UNBOUNDED
+        wanted[wanted] = self._wanted.rows(firsts, rows[wanted], least[wanted])
+        return wanted
+
+    def _is_changed(self) -> Bools:
+        """Return by project whether its use has changed in this cycle."""
+        return marked(self._session.changed_projects, len(self._session.ledger.projects))
+
+    def _advance(self) -> None:
+        """Go to the next project that has not come up."""
+        self._looked_at += 1
+        while self._looked_at < len(self._untouched) and self._came_up[self._untouched[self._looked_at]]:
+            self._looked_at += 1
+        self._upcoming: _Turn | None = None
+        if self._looked_at < len(self._untouched):
+            rank, dept_part, part, queued_at = (column[self._looked_at].item() for column in self._keys)
+            self._upcoming = rank, dept_part, part, queued_at, int(self._untouched[self._looked_at])
 
     def next(self) -> tuple[Group, PendingReplica, ProjectQueue] | None:
         """Return the next group; the caller grants it or drops it from the queue, then calls ``again``."""
         self._follow_use()
+        before, self._followed = self._followed, self.alive()
+        if before is not self._followed:
+            self.drop(before - self._followed)
         while (self._heap or self._upcoming) and self.alive():
-            if self._upcoming is not None and (not self._heap or self._upcoming[:3] <= self._heap[0][:3]):
-                self._put(self._upcoming[-1])
-                self._looked_at += 1
-                self._upcoming = self._at(self._looked_at)
-                if self._looked_at >= _MANY and self._included_when != self._dead_when:
-                    self._include(self._untouched[self._looked_at :])
+            if self._upcoming is not None and (not self._heap or self._upcoming <= self._heap[0]):
+                self._misses += not self._put(self._upcoming[-1])
+                self._advance()
+                if self._misses >= _MISSES:
+                    self._include()
                 continue
             turn = heappop(self._heap)
             checked = self._check(turn[-1])
@@ -85,15 +127,42 @@ class SchedulingOrder:
             heappush(self._heap, fresh)
         return None
 
+    def drop(self, shapes: AbstractSet[Shape]) -> None:
+        """Renew the keys of projects whose first replica has one of the shapes, if it is no longer wanted."""
+        renewed = {turn for turn in self._heap if self._starts_with(turn[-1], shapes)}
+        if renewed:
+            self._heap = [turn for turn in self._heap if turn not in renewed]
+            heapify(self._heap)
+            for turn in renewed:
+                self._put(turn[-1])
+        firsts, rest = self._session.demand.first_groups(), slice(max(self._looked_at, 0), None)
+        concerned = firsts.of_shapes(shapes, self._first_rows[rest])
+        unwanted = ~self._wanted_rows(self._first_rows[rest][concerned])
+        projects = self._untouched[rest][concerned][unwanted]
+        if len(projects) > _MISSES:
+            self._include()
+            return
+        for project in projects[~self._came_up[projects]].tolist():
+            self._put(project)
+        if self._upcoming is not None and self._came_up[self._upcoming[-1]]:
+            self._advance()
+
+    def _starts_with(self, project: int, shapes: AbstractSet[Shape]) -> bool:
+        """Return whether the first replica of a project that came up was of one of the shapes."""
+        checked = self._checked[project][1]
+        return checked is not None and checked[1][0].shape in shapes
+
     def _follow_use(self) -> None:
         """Renew the order if the use of a project or a department has dropped."""
         if self._seen == self._session.moves:
             return
         before, self._seen, self._use = self._use, self._session.moves, self._use_now()
         if (self._use < before).any():
-            waiting = np.array([turn[-1] for turn in self._heap], np.int64)
+            self._include()
+            projects = [turn[-1] for turn in self._heap]
             self._heap.clear()
-            self._include(np.unique(np.concatenate((waiting, self._untouched[self._looked_at :]))))
+            for project in projects:
+                self._put(project)
 
     def _use_now(self) -> Ints:
         """Return what each project holds, and then what the department of each project holds."""
@@ -105,10 +174,12 @@ class SchedulingOrder:
         self._checked.pop(project, None)
         self._put(project)
 
-    def _put(self, project: int) -> None:
+    def _put(self, project: int) -> bool:
+        self._came_up[project] = True
         checked = self._check(project)
         if checked is not None:
             heappush(self._heap, checked[0])
+        return checked is not None
 
     def alive(self) -> AbstractSet[Shape]:
         """Return the shapes that are not dead."""
@@ -118,11 +189,10 @@ class SchedulingOrder:
 
     def _check(self, project: int) -> tuple[_Turn, _First] | None:
         """Return the key of a project now and the first replica of its queue; None if it has no wanted work."""
-        state = self._session.moves, len(self._dead)
-        known = self._checked.get(project)
-        unwanted = known is not None and known[1] is not None and not self._wanted(project, known[1][1][0].shape)
-        if known is None or known[0] != state or unwanted:
-            known = self._checked[project] = state, self._find(project)
+        known, moves = self._checked.get(project), self._session.moves
+        unwanted = known is not None and known[1] is not None and not self._may_serve(project, known[1][1][0].shape)
+        if known is None or known[0] != moves or unwanted:
+            known = self._checked[project] = moves, self._find(project)
         return known[1]
 
     def _find(self, project: int) -> tuple[_Turn, _First] | None:
@@ -145,11 +215,11 @@ class SchedulingOrder:
         return first
 
     def _may_serve(self, project: int, shape: Shape) -> bool:
-        return shape not in self._dead and self._wanted(project, shape)
+        return shape not in self._dead and self._wanted.has(project, shape)
 
     def _wanted_shapes(self, project: int) -> list[Shape]:
         waiting = self._session.demand.project_queues[project]
-        return [shape for shape in waiting.keys() & self.alive() if self._wanted(project, shape)]
+        return [shape for shape in waiting.keys() & self.alive() if self._wanted.has(project, shape)]
 
     def _queue(self, project: int) -> ProjectQueue:
         if project not in self._queues:

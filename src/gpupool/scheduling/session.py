@@ -54,7 +54,7 @@ class SchedulingSession:
         self._guarantees: Guarantees | None = None
         self._whole_quotas = WholeQuotas(self.cluster, self.ledger, demand.holders, self.log)
         self._uncounted: AbstractSet[ReplicaKey] = frozenset()  # running replicas that ``guarantees`` left out
-        self._stirred: set[int] = set()  # projects whose use has changed in this cycle
+        self._changed: set[int] = set()  # see ``changed_projects``
         self._moves = 0
 
     @property
@@ -79,6 +79,11 @@ class SchedulingSession:
     def moves(self) -> int:
         """Return how often this cycle has changed the use of a project: equal if no grant, hold or trial was made."""
         return self._moves
+
+    @property
+    def changed_projects(self) -> AbstractSet[int]:
+        """Return the projects whose use has changed in this cycle."""
+        return self._changed
 
     def others_wait(self) -> bool:
         """Return True if a waiting replica was neither granted nor has a hold."""
@@ -114,7 +119,7 @@ class SchedulingSession:
 
     def _count(self, account: Account, permille: int) -> None:
         self.ledger.add(self.log, account, permille)
-        self._stirred.add(account.project)
+        self._changed.add(account.project)
         self._moves += 1
 
     def revoke(self, workload: WorkloadId) -> None:
@@ -178,7 +183,7 @@ class SchedulingSession:
 
     def first(self, project: int, shapes: Sequence[Shape]) -> tuple[Group, PendingReplica] | None:
         """Return the first replica of some waiting shapes of an unchanged project; None if a full search is needed."""
-        if project in self._stirred:
+        if project in self._changed:
             return None
         _, group = min(map(self.demand.heads(project).__getitem__, shapes), key=itemgetter(0))
         replica = group.entries[0][2]

@@ -8,11 +8,12 @@ from typing import Protocol
 
 from gpupool.scheduling.eviction.planner import EvictionPlanner
 from gpupool.scheduling.eviction.victim_search import OutOfWorkError
-from gpupool.scheduling.scheduling_order import SchedulingOrder
+from gpupool.scheduling.scheduling_order import SchedulingOrder, Wanted
 from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group, ProjectQueue
-from gpupool.scheduling.state.searched import Searched
+from gpupool.scheduling.state.queue_tables import FirstGroups, Searched
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 RETRY_S = 0.25  # delay before an interrupted search continues
@@ -34,6 +35,9 @@ class EvictionAction(Protocol):
 
     def wants(self, project: int, shape: Shape) -> bool:
         """Return True if evictions may help work of this shape in a project."""
+
+    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
+        """Return which ``rows`` ``wants`` is true for; see ``Wanted.rows``."""
 
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a group, by evictions if needed."""
@@ -102,6 +106,24 @@ def _retry_reserved(session: SchedulingSession, actions: Sequence[EvictionAction
                 session.holds.add(active)
 
 
+class _Open(Wanted):
+    """Selects the work that an action wants and that ``earlier`` cycles left out; with ``again`` the other one."""
+
+    def __init__(self, action: EvictionAction, earlier: Searched, *, again: bool) -> None:
+        self._action, self._earlier, self._again = action, earlier, again
+        self._done: Bools | None = None  # of each row
+
+    def has(self, project: int, shape: Shape) -> bool:
+        done = self._earlier.has(self._action.kind, project, shape)
+        return done is self._again and self._action.wants(project, shape)
+
+    def rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
+        if self._done is None:
+            self._done = self._earlier.rows(self._action.kind, firsts)
+        done = self._done[rows]
+        return (done if self._again else ~done) & self._action.wants_rows(firsts, rows, least)
+
+
 def _serve_all(
     planner: EvictionPlanner,
     action: EvictionAction,
@@ -113,13 +135,9 @@ def _serve_all(
 ) -> None:
     """Serve one after another: those that ``earlier`` cycles of the round left out, or with ``again`` the others."""
     session, work, kind = planner.session, planner.work, action.kind
-
-    def wanted(project: int, shape: Shape) -> bool:
-        return earlier.has(kind, project, shape) is again and action.wants(project, shape)
-
     if not projects:
         return
-    turns = SchedulingOrder(session, projects, action.dead, wanted)
+    turns = SchedulingOrder(session, projects, action.dead, _Open(action, earlier, again=again))
     while (first := turns.next()) is not None:
         group, replica, queue = first
         project = group.account.project
@@ -128,4 +146,5 @@ def _serve_all(
             in_vain.add(kind, group.shape, {project} | action.also_failed())
             queue.drop()
             action.bar(group, replica, queue)
+            turns.drop({group.shape})
         turns.again(project)

@@ -145,7 +145,7 @@ def _serve(look: _Look, hopeful: set[Shape]) -> None:
     """Search moves for waiting replicas of some shapes, in scheduling order."""
     session, queues = look.session, list(look.session.demand.project_queues)
     dead = session.demand.shape_projects.keys() - hopeful
-    turns = SchedulingOrder(session, queues, dead, lambda _project, _shape: True)
+    turns = SchedulingOrder(session, queues, dead)
     while not look.over and (first := turns.next()) is not None:
         group, replica, queue = first
         if not _patient(session, replica):

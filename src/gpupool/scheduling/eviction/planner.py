@@ -35,7 +35,8 @@ class EvictionPlanner:
 
     def __init__(self, session: SchedulingSession) -> None:
         self.session = session
-        self.work = Work(session.settings.max_looks)
+        size = len(session.ledger.projects) + len(session.demand.running)
+        self.work = Work(session.settings.max_looks, size)
         self.rights = ReclaimPolicy(session)
         self._pools: dict[int, VictimPool] = {}
 

@@ -22,6 +22,7 @@ from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group, ProjectQueue
+from gpupool.scheduling.state.queue_tables import FirstGroups
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 
@@ -91,6 +92,10 @@ class Preemption:
     def wants(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - the interface
         """Return True: priorities decide, for each shape."""
         return True
+
+    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:  # noqa: ARG002 - the interface
+        """Return True for each row."""
+        return np.ones(len(rows), np.bool_)
 
     def also_failed(self) -> AbstractSet[int]:
         """Return nothing: each project evicts its own work only."""

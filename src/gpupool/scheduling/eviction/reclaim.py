@@ -21,10 +21,11 @@ from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.eviction.whole_claims import WholeClaims
 from gpupool.scheduling.gang_placement import model_choices
 from gpupool.scheduling.placement.capacity import Need
-from gpupool.scheduling.state.allocation import Bools
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group, ProjectQueue
+from gpupool.scheduling.state.queue_tables import FirstGroups
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 _CHECKS = 16  # groups whose search is known to fail, checked with each of them that comes up
@@ -47,7 +48,7 @@ class Reclaim:
         self._failing: dict[Shape, Bools] = {}  # projects whose work of a shape fails, until something is served
         self._also_failed: AbstractSet[int] = frozenset()
         self._exhaustive = True  # whether the current search proves that no set of victims is enough
-        self._budgets: dict[int, int] = {}  # of projects
+        self._budgets = np.zeros(len(room.session.ledger.projects), np.int64)
         self._checked_at, self._unchecked = -1, iter(list[Group]())  # see ``_stop_if_all_fail``: since these moves
         self._open: Group | None = None  # the next one to check
         self._promised = False  # whether an entitled project may have a configured quota
@@ -80,18 +81,27 @@ class Reclaim:
         if self.whole.exist:
             hopeful |= {shape for shape in shapes if shape.whole and not shape.gpuless}
         self._hopeful, self.dead = hopeful, session.demand.shape_projects.keys() - hopeful
-        budgets = self.rights.budgets()
+        self._budgets = self.rights.budgets()
         self._checked_at = -1
         self._failing.clear()
-        self._budgets = dict(enumerate(budgets.tolist()))
-        able = session.demand.smallest({shape: least[shape] for shape in hopeful}) <= budgets
-        self._able = [project for project in projects if able[project]]
+        firsts = session.demand.first_groups()
+        rows = np.arange(len(firsts.project))
+        needs_of_rows = firsts.by_shape({shape: least[shape] for shape in hopeful}, UNBOUNDED, rows)
+        able = set(firsts.project[self.wants_rows(firsts, rows, needs_of_rows)].tolist())
+        self._able = [project for project in projects if project in able]
         return self._able
 
     def wants(self, project: int, shape: Shape) -> bool:
         """Return True if the project may take enough for a shape that may get GPUs."""
         able = shape in self._hopeful and self._least[shape] <= self._budgets[project]
-        return able and (shape not in self._failing or not self._failing[shape][project])
+        return bool(able) and (shape not in self._failing or not self._failing[shape][project])
+
+    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
+        """Return which ``rows`` of shapes that may get GPUs ``wants`` is true for; see ``Wanted.rows``."""
+        able = np.asarray(least <= self._budgets[firsts.project[rows]])
+        for shape, failing in self._failing.items():
+            able &= ~(firsts.of_shapes({shape}, rows) & failing[firsts.project[rows]])
+        return able
 
     def also_failed(self) -> AbstractSet[int]:
         """Return the projects whose work of the same shape was found to fail too by the last call of ``serve``."""
@@ -265,9 +275,8 @@ class Reclaim:
         failing, others = self._failing[shape], demand.projects_with(shape)
         others = others[~failing[others]]
         compare = self.rights.may_take_no_more if exhaustive else self.rights.stands_like
-        failed = set(others[compare(others, group.account.project, need, pieces)].tolist())
-        failed -= demand.shape_gangs.get(shape, Counter()).keys()
+        failed = others[compare(others, group.account.project, need, pieces)]
         if shape.whole and self.whole.exist:
-            failed = {project for project in failed if not self.whole.claimed_by(project, need)}
-        failing[list(failed)] = True
-        self._also_failed = failed
+            failed = failed[~self.whole.claimed_by(failed, need)]
+        self._also_failed = set(failed.tolist()) - demand.shape_gangs.get(shape, Counter()).keys()
+        failing[list(self._also_failed)] = True

@@ -98,7 +98,7 @@ class _Rotation:
 
     def serve(self, waiting: list[int]) -> None:
         """Serve groups one after another, in scheduling order."""
-        turns = SchedulingOrder(self.session, waiting, set(), lambda _project, _shape: True)
+        turns = SchedulingOrder(self.session, waiting, set())
         searches = MAX_SEARCHES
         while searches and self.victims.size and (first := turns.next()) is not None:
             group, replica, queue = first

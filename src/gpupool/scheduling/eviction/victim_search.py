@@ -45,15 +45,16 @@ class OutOfWorkError(Exception):
 
 
 class Work:
-    """The search budget of a cycle, in looks: array operations over a thousand trials at most.
+    """The search budget of a cycle, in looks: array operations over a thousand rows at most.
 
-    A search that has started always finishes, so that each cycle completes at least one.
+    A search starts with operations over ``size`` rows: all projects and running replicas. One that has started always
+    finishes, so that each cycle completes at least one.
     """
 
-    __slots__ = ("left",)
+    __slots__ = ("_size", "left")
 
-    def __init__(self, looks: int) -> None:
-        self.left = float(looks)
+    def __init__(self, looks: int, size: int) -> None:
+        self.left, self._size = float(looks), size
 
     def consider(self) -> None:
         """Subtract a quick check; raise ``OutOfWorkError`` if the budget is used up."""
@@ -62,10 +63,10 @@ class Work:
         self.left -= _QUICK
 
     def begin(self) -> None:
-        """Start another search, which costs a look; raise ``OutOfWorkError`` if the budget is used up."""
+        """Start another search; raise ``OutOfWorkError`` if the budget is used up."""
         if self.left <= 0:
             raise OutOfWorkError
-        self.left -= 1
+        self.look(self._size)
 
     def look(self, trials: int = 1) -> None:
         """Subtract a look at ``trials`` trials from the budget."""

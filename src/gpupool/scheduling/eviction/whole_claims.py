@@ -14,7 +14,7 @@ left with less than its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -32,6 +32,8 @@ NOBODY = -1  # the slot of a claim that nobody holds yet
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
     """The bounds on the GPUs of projects, as seen by one of them, the ``taker``, which is never beyond its own.
+
+    With ``NOBODY`` as the taker, every project may be beyond its bound.
 
     ``group`` is the number of each project's department, or its own where it is compared by itself: a project that
     shares its department with nobody, and those of the taker's department. A project of a larger group is beyond its
@@ -109,7 +111,8 @@ class Footprints:
             base: Floats = np.bincount(self.pair_at, counts, len(self.gpus)).astype(np.float64)
             used = self._used(self.pair_project, self.pair_at, self.pair_amount, counts, base, self._projects)
             beyond = safe & (used > bounds.project + EPSILON)
-            beyond[bounds.taker] = False
+            if bounds.taker != NOBODY:
+                beyond[bounds.taker] = False
             if beyond.any() and len(bounds.of_group):
                 beyond &= (
                     self._groups_used(bounds, counts, base)[bounds.group] > bounds.of_group[bounds.group] + EPSILON
@@ -210,10 +213,9 @@ class WholeClaims:
             return self._claim(project, promised=True)
         return self._claim(project, promised=False) if shares.claims_share(project, need) else None
 
-    def claimed_by(self, project: int, need: int) -> bool:
-        """Return whether work of a project on whole GPUs has a claim."""
-        shares = self._session.shares
-        return shares.claims_quota(project, need) or shares.claims_share(project, need)
+    def claimed_by(self, projects: Ints, need: int) -> Bools:
+        """Return the projects whose work on whole GPUs has a claim."""
+        return self._session.shares.each_claims(projects, need)
 
     def outgrows(self, group: Group) -> bool:
         """Return whether parts of GPUs could exceed their project's bound by footprint if each opened another GPU.
@@ -238,10 +240,21 @@ class WholeClaims:
         return self._footprints[1]
 
     def _standing(self, claim: WholeClaim) -> FootprintUse:
-        """Return the footprints as a claim sees them now; the same for all jobs of a project."""
-        footprints, key = self._current(), (claim.bounds.taker, claim.promised)
+        """Return the footprints as a claim sees them now; the same for all jobs of a project.
+
+        Without departments all projects have the same bounds, and only those beyond theirs see other footprints.
+        """
+        bounds = claim.bounds
+        if not len(bounds.of_group):
+            found = self._standing_of(replace(bounds, taker=NOBODY), promised=claim.promised)
+            if not found.beyond[bounds.taker]:
+                return found
+        return self._standing_of(bounds, promised=claim.promised)
+
+    def _standing_of(self, bounds: Bounds, *, promised: bool) -> FootprintUse:
+        footprints, key = self._current(), (bounds.taker, promised)
         if key not in self._standings:
-            self._standings[key] = footprints.standing(claim.bounds)
+            self._standings[key] = footprints.standing(bounds)
         return self._standings[key]
 
     def effective(self, claim: WholeClaim, need: int) -> Claimed | None:

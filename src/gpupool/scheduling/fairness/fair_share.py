@@ -104,17 +104,20 @@ class Shares:
         used, dept_used = int(self._ledger.used[project]), int(self._ledger.dept_used[dept])
         return _order(used, dept_used, extra, bounds, columns.due[project], depts.due[dept])
 
-    def orders(self, projects: Ints, extra: Ints) -> tuple[Ints, tuple[Ints, Floats, Floats]]:
-        """Return many projects in scheduling order, and the columns of their ``order``.
+    def orders(
+        self, projects: Ints, extra: Ints, queued_at: Floats
+    ) -> tuple[Ints, tuple[Ints, Floats, Floats, Floats]]:
+        """Return many projects in scheduling order, and the columns of their ``order`` with the queue times.
 
-        ``extra[i]`` is what ``projects[i]`` requests.
+        ``extra[i]`` is what ``projects[i]`` requests. Of projects with equal order, that with the earlier queue time
+        comes first.
         """
         d, dept = self.division, self.division.dept[projects]
         used, dept_used = self._ledger.used[projects], self._ledger.dept_used[dept]
         keys = _order(used, dept_used, extra, self._bounds(projects), d.due[projects], d.dept_due[dept])
-        first = np.lexsort((projects, *keys[::-1]))
+        first = np.lexsort((projects, queued_at, *keys[::-1]))
         ranks, dept_parts, parts = (column[first] for column in keys)
-        return projects[first], (ranks, dept_parts, parts)
+        return projects[first], (ranks, dept_parts, parts, queued_at[first])
 
     # --- rights of a project that do not depend on the victim
 
@@ -145,18 +148,19 @@ class Shares:
 
         If its department has a quota of its own, it must stay within that as well.
         """
-        bounds, dept = self._bounds_of(project), self.division.columns.dept[project]
-        inside = bounds.has_quota and within(self._claimed(project), bounds.quota, extra)
-        return bool(inside and (not bounds.bounded or within(self._dept_claimed(dept), bounds.dept_quota, extra)))
+        return bool(_claims_quota(*self._claimed_by(project), self._bounds_of(project), extra))
 
     def claims_share(self, project: int, extra: int) -> bool:
         """Return whether a project stays within its fair share with ``extra`` thousandths more, without rounding.
 
         Its department must stay within its own as well.
         """
-        bounds, dept = self._bounds_of(project), self.division.columns.dept[project]
-        inside = within(self._claimed(project), bounds.fair, extra)
-        return bool(inside and within(self._dept_claimed(dept), bounds.dept_fair, extra))
+        return bool(_claims_share(*self._claimed_by(project), self._bounds_of(project), extra))
+
+    def each_claims(self, projects: Ints, extra: int) -> Bools:
+        """Return for which of some projects ``claims_quota`` or ``claims_share`` is true."""
+        claimed, bounds = self._claimed_by_each(projects), self._bounds(projects)
+        return np.asarray(_claims_quota(*claimed, bounds, extra) | _claims_share(*claimed, bounds, extra))
 
     def budget(self, project: int) -> int:
         """Return the most thousandths that a project may take from others now."""
@@ -274,13 +278,11 @@ class Shares:
 
     def _taker(self, project: int, extra: int) -> Taker:
         dept = self.division.columns.dept[project]
-        claimed, dept_claimed = self._claimed(project), self._dept_claimed(dept)
-        return rule.taker(project, dept, extra, claimed, dept_claimed, self._bounds_of(project))
+        return rule.taker(project, dept, extra, *self._claimed_by(project), self._bounds_of(project))
 
     def _takers(self, projects: Ints, extra: int) -> Taker:
         dept = self.division.dept[projects]
-        claimed, dept_claimed = self._all_claimed()[projects], self._all_dept_claimed()[dept]
-        return rule.taker(projects, dept, extra, claimed, dept_claimed, self._bounds(projects))
+        return rule.taker(projects, dept, extra, *self._claimed_by_each(projects), self._bounds(projects))
 
     def _holders(self) -> Holding:
         """Return all projects."""
@@ -331,8 +333,14 @@ class Shares:
     def _claimed(self, project: int) -> int:
         return int(self._ledger.used[project]) - self._reserved.of_project(project)
 
-    def _dept_claimed(self, dept: int) -> int:
-        return int(self._ledger.dept_used[dept]) - self._reserved.of_department(dept)
+    def _claimed_by(self, project: int) -> tuple[int, int]:
+        """Return what a project and its department claim."""
+        dept = self.division.columns.dept[project]
+        return self._claimed(project), int(self._ledger.dept_used[dept]) - self._reserved.of_department(dept)
+
+    def _claimed_by_each(self, projects: Ints) -> tuple[Ints, Ints]:
+        """Return what each of some projects and its department claim."""
+        return self._all_claimed()[projects], self._all_dept_claimed()[self.division.dept[projects]]
 
     def _all_claimed(self) -> Ints:
         claimed = self._ledger.used[: len(self.fair)].copy()
@@ -351,6 +359,15 @@ def _order(
     sated = (used + EPSILON > bounds.fair) | (dept_used + EPSILON > bounds.dept_fair)
     over = above(used + extra, bounds.quota) | above(dept_used + extra, bounds.dept_quota)
     return 2 * sated + over, (dept_used + extra) / dept_due, (used + extra) / due
+
+
+def _claims_quota(claimed: Amount, dept_claimed: Amount, bounds: ShareBounds, extra: int) -> Fact:
+    dept_within = within(dept_claimed, bounds.dept_quota, extra) | (np.logical_not(bounds.bounded))
+    return bounds.has_quota & within(claimed, bounds.quota, extra) & dept_within
+
+
+def _claims_share(claimed: Amount, dept_claimed: Amount, bounds: ShareBounds, extra: int) -> Fact:
+    return within(claimed, bounds.fair, extra) & within(dept_claimed, bounds.dept_fair, extra)
 
 
 def _may_reclaim(claimed: Amount, bounds: ShareBounds, extra: int) -> Fact:

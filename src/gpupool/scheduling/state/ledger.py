@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpupool.domain.people.access import Department, Project, User
-from gpupool.scheduling.state.allocation import Ints
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.decayed_usage import Decay, Usage
 from gpupool.scheduling.state.undo import UndoLog, grown
 
@@ -82,6 +82,7 @@ class Ledger:
         self.tune(Decay(), 1.0)
         self.recent = np.zeros(8, np.int64)  # of (project, user) pairs: see ``refresh_recent``
         self._recent_at: float | None = None
+        self._reordered: set[int] = set()  # projects with new weights since the last ``refresh_recent``
         self.now = 0.0  # as of the last ``refresh_recent``
 
     def tune(self, decay: Decay, usage_weight: float) -> None:
@@ -99,6 +100,7 @@ class Ledger:
                 self._grow(_PROJECT_COLUMNS, 2 * number)
             self.dept[number] = -1
         self.projects[number] = project
+        self._reordered.add(number)
         self.quota[number] = _bound(project.quota_permille)
         self.limit[number] = _bound(project.limit_permille)
         self.weight[number] = project.weight
@@ -254,20 +256,21 @@ class Ledger:
         average = self.pair_usage.average_of(account.pair, held, self.now)
         self.recent[account.pair] = int(average) // RECENT_STEP * RECENT_STEP
 
-    def refresh_recent(self, now: float) -> bool:
-        """Update the recent use of users if it is time to; return True if their order changed.
+    def refresh_recent(self, now: float) -> set[int]:
+        """Update the recent use of users if it is time to; return the projects whose users may have another order.
 
         Recent use changes all the time, but the order of users is cached. So it is updated in steps of time and of
         size.
         """
         self.now = now
+        changed, self._reordered = self._reordered, set()
         if self._recent_at is not None and abs(now - self._recent_at) < RECENT_EVERY_S:
-            return False
+            return changed
         self._recent_at = now
         count = len(self._pair_ids)
         average = self.pair_usage.average(self.pair_used[:count], now)
         recent = average.astype(np.int64) // RECENT_STEP * RECENT_STEP
-        changed = not np.array_equal(recent, self.recent[:count])
+        changed.update(self.pair_project[:count][recent != self.recent[:count]].tolist())
         self.recent[:count] = recent
         return changed
 
@@ -349,6 +352,12 @@ class Ledger:
         count = len(self.projects)
         limits = np.minimum(self.limit[:count], self.dept_limit[self.dept[:count]])
         return set(np.flatnonzero(limits < UNBOUNDED).tolist())
+
+    def each_within_limits(self, projects: Ints, extra: Ints) -> Bools:
+        """Return ``within_limits`` of many projects."""
+        dept = self.dept[projects]
+        own = self.used[projects] + extra <= self.limit[projects]
+        return np.asarray((own & (self.dept_used[dept] + extra <= self.dept_limit[dept])) | (extra == 0))
 
     def within_limits(self, project: int, extra: int) -> bool:
         """Return True if a project and its department stay within their limits with ``extra`` thousandths more."""

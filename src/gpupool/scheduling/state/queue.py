@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
+from operator import itemgetter
 
 import numpy as np
 
@@ -20,13 +21,13 @@ from gpupool.domain.work.gang import Gang
 from gpupool.scheduling.state.allocation import Ints
 from gpupool.scheduling.state.cluster import Shape, Shapes
 from gpupool.scheduling.state.gang_members import GangEntry, Gangs, Members
-from gpupool.scheduling.state.ledger import UNBOUNDED, Account, Ledger
+from gpupool.scheduling.state.ledger import Account, Ledger
+from gpupool.scheduling.state.queue_tables import First, FirstGroups, LeastNeeds, Searched
 from gpupool.scheduling.state.queue_window import ROTATED, ROTATION_S, QueueWindow
 from gpupool.scheduling.state.reservations import Reservations
 from gpupool.scheduling.state.running import RunningTable
-from gpupool.scheduling.state.searched import Searched
 from gpupool.scheduling.state.undo import UndoLog
-from gpupool.scheduling.state.user_division import LeastNeeds, UserDivision
+from gpupool.scheduling.state.user_division import UserDivision
 from gpupool.scheduling.state.user_order import Ordering
 from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
 
@@ -113,6 +114,7 @@ class Demand:
         self._maturing: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[QueueKey, Group]]] = {}
         self._project_rows: dict[Shape, Ints] = {}  # ``shape_projects`` as arrays
+        self._first_groups = FirstGroups()
         self._least_needs = LeastNeeds()
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
         self._asked: dict[ReplicaKey, int] = {}  # thousandths requested by ready replicas, as counted in the ledger
@@ -188,8 +190,8 @@ class Demand:
 
     def wake(self, now: float) -> None:
         """Queue the replicas whose time has come, and complete gangs."""
-        if self.ledger.refresh_recent(now):
-            self._heads.clear()
+        for project in self.ledger.refresh_recent(now):
+            self._forget_order(project)
         while self._sleeping and self._sleeping[0][0] <= now:
             _, arrival, key = heappop(self._sleeping)
             replica = self.pending.get(key)
@@ -290,13 +292,14 @@ class Demand:
             self._project_rows[shape] = np.fromiter(projects, np.int64, len(projects))
         return self._project_rows[shape]
 
-    def smallest(self, needs: Mapping[Shape, int]) -> Ints:
-        """Return by project the smallest of the ``needs`` of the shapes in its queue; UNBOUNDED if none of them is."""
-        found = np.full(len(self.ledger.projects), UNBOUNDED)
-        for shape, need in needs.items():
-            at = self.projects_with(shape)
-            found[at] = np.minimum(found[at], need)
-        return found
+    def first_groups(self) -> FirstGroups:
+        """Return the first group of each shape of all projects. Do not change it."""
+        self._first_groups.update(self._firsts_of)
+        return self._first_groups
+
+    def _firsts_of(self, project: int) -> list[First]:
+        firsts = [group for _, group in sorted(self.heads(project).values(), key=itemgetter(0))]
+        return [(group.shape, group.size, group.entries[0][2].queued_at) for group in firsts]
 
     def least_needs(self) -> Ints:
         """Return what each user with GPU work in a queue needs at least; see ``LeastNeeds``. Do not change it."""
@@ -308,8 +311,12 @@ class Demand:
                 yield group.account.pair, (group.shape.fixed_permille or 1) * group.size
 
     def _forget_cached(self, project: int) -> None:
-        self._heads.pop(project, None)
+        self._forget_order(project)
         self._least_needs.outdate(project)
+
+    def _forget_order(self, project: int) -> None:
+        self._heads.pop(project, None)
+        self._first_groups.outdate(project)
 
     def shape_of(self, replica: PendingReplica) -> Shape:
         """Return the shape of a replica, ready or not; a member of a mixed gang has its own."""
@@ -476,7 +483,7 @@ class Demand:
         self.holders.start(replica, account)
         self.ledger.add(self._log, account, lease.permille)
         self.ledger.started(account, lease.permille, lease.granted_at)
-        self._heads.pop(account.project, None)
+        self._forget_order(account.project)
         self._log.commit()
         if replica.releasing:
             self.releasing.add(replica.key)
@@ -515,7 +522,7 @@ class Demand:
             return None
         account = self.accounts.pop(key)
         self.ledger.add(self._log, account, -replica.lease.permille)
-        self._heads.pop(account.project, None)
+        self._forget_order(account.project)
         self._log.commit()
         self.releasing.discard(key)
         self.holders.finish(key)

@@ -1,8 +1,7 @@
-"""The division of the GPUs of projects among their users, and their least needs, kept from one cycle to the next."""
+"""The division of the GPUs of projects among their users, kept from one cycle to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,31 +50,3 @@ class UserDivision:
         found = np.zeros(len(ledger.projects), np.bool_)
         found[project[differs]] = True
         return found
-
-
-class LeastNeeds:
-    """The least that each user with GPU work in a queue needs: for the smallest of its groups there, in thousandths.
-
-    A request for memory counts as one thousandth. Rows are by ``Account.pair``; 0 stands for no such work.
-    """
-
-    def __init__(self) -> None:
-        self._needs = np.zeros(0, np.int64)
-        self._outdated: set[int] = set()
-
-    def outdate(self, project: int) -> None:
-        """Note that the queue of a project has changed."""
-        self._outdated.add(project)
-
-    def rows(self, ledger: Ledger, needs_of: Callable[[int], Iterable[tuple[int, int]]]) -> Ints:
-        """Return the rows for the queues as they are; ``needs_of`` yields user and need of each group of a project."""
-        needs = np.zeros(len(ledger.pair_project), np.int64)
-        needs[: len(self._needs)] = self._needs
-        if self._outdated:
-            needs[np.isin(ledger.pair_project, list(self._outdated))] = 0
-        for project in self._outdated:
-            for pair, need in needs_of(project):
-                needs[pair] = min(need, int(needs[pair]) or need)
-        self._outdated.clear()
-        self._needs = needs
-        return needs
