@@ -24,6 +24,8 @@ from gpupool.scheduling.scheduler import (
     ProjectChanged,
     Scheduler,
 )
+from gpupool.scheduling.state.cluster import Shape
+from gpupool.scheduling.state.queue import Demand
 from gpupool.scheduling.state.running import RunningTable
 from gpupool.scheduling.values import PendingReplica, ReplicaKey, RunningReplica
 
@@ -246,6 +248,8 @@ def test_arrays_equal_rebuilt_arrays(
             pool.scheduler.apply(LeaseReleased(keys[end % len(keys)]))
         if end % 3 == 0:
             pool.step()
+        if end % 2 == 0:
+            pool.scheduler.demand.first_groups()  # it is updated at any time
     cluster, running = pool.scheduler.cluster, pool.scheduler.demand
     running.holders.catch_up(cluster)
     fresh = RunningTable()
@@ -253,6 +257,30 @@ def test_arrays_equal_rebuilt_arrays(
         fresh.start(replica, running.accounts[key])
     fresh.catch_up(cluster)
     assert as_seen(running.holders) == as_seen(fresh)
+    assert firsts_in_table(running) == firsts_in_queues(running)
+
+
+def firsts_in_table(demand: Demand) -> dict[tuple[int, Shape], tuple[int, float]]:
+    table, found = demand.first_groups(), {}
+    for shape in demand.shape_projects:
+        rows = np.flatnonzero(table.of_shapes({shape}, np.arange(len(table.project))))
+        assert len(rows) == len(demand.shape_projects[shape])
+        for row in rows.tolist():
+            found[int(table.project[row]), shape] = int(table.size[row]), float(table.queued_at[row])
+    for project in demand.project_queues:
+        rows = np.flatnonzero(table.of_shapes(set(demand.shape_projects), np.arange(len(table.project))))
+        first = int(table.first(rows, len(demand.ledger.projects))[project])
+        shape = min(demand.heads(project).values(), key=lambda head: head[0])[1].shape
+        assert table.of_shapes({shape}, np.array([first])).all()
+    return found
+
+
+def firsts_in_queues(demand: Demand) -> dict[tuple[int, Shape], tuple[int, float]]:
+    return {
+        (project, shape): (group.size, group.entries[0][2].queued_at)
+        for project in demand.project_queues
+        for shape, (_, group) in demand.heads(project).items()
+    }
 
 
 def by_member(pool: Pool) -> Counter[RunningReplica]:

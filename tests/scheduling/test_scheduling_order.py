@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduling_world import NOW, world
 
+from gpupool.scheduling.scheduler import ProjectChanged
 from gpupool.scheduling.scheduling_order import SchedulingOrder, Wanted
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
@@ -72,6 +74,7 @@ def test_most_deprived_project_comes_up_after_any_change(
                 queue.drop()
             if step == "x":
                 dead.add(group.shape)
+                assert group.shape not in turns.alive()
             if step == "f":
                 numbers = {n for n, known in enumerate(session.ledger.projects) if known.name in projects}
                 wanted.failed |= {(number, group.shape) for number in numbers | {project}}
@@ -79,3 +82,20 @@ def test_most_deprived_project_comes_up_after_any_change(
             turns.again(project)
     finally:
         session.close()
+
+
+def test_new_weights_in_project_change_the_order_of_its_users_at_once() -> None:
+    running = "r1 red/ann 1 on a:0; r2 red/bob 1 on a:1"
+    w = world("a 3xT4", "p1 red/ann 1 wait=99; p2 red/bob 1 wait=9", running, projects="red")
+    demand = w.scheduler.demand
+    number = next(iter(demand.project_queues))
+    red = demand.ledger.projects[number]
+
+    def first() -> str:
+        demand.wake(NOW)
+        return next(group.entries[0][2].user for _, group in demand.heads(number).values())
+
+    assert first() == "ann"
+    heavier = replace(red, rules=replace(red.rules, user_weights=(("bob", 2.0),)))
+    w.scheduler.apply(ProjectChanged(heavier))
+    assert first() == "bob"
