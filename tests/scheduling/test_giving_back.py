@@ -264,7 +264,7 @@ def firsts_in_table(demand: Demand) -> dict[tuple[int, Shape], tuple[int, float]
     table, found = demand.first_groups(), {}
     for shape in demand.shape_projects:
         rows = np.flatnonzero(table.of_shapes({shape}, np.arange(len(table.project))))
-        assert len(rows) == len(demand.shape_projects[shape])
+        assert sorted(table.projects_with(shape).tolist()) == sorted(demand.shape_projects[shape])
         for row in rows.tolist():
             found[int(table.project[row]), shape] = int(table.size[row]), float(table.queued_at[row])
     for project in demand.project_queues:

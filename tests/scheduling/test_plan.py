@@ -132,12 +132,10 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
     caches = {"project_queues", "holders", "ordering", "ledger", "shapes", "accounts", "_heads", "_entries", "_log"}
     caches |= {
         "user_division",
-        "_project_rows",
         "_least_needs",
         "_first_groups",
     }  # the first is compared with the ledger before each use
-    needs, rows = demand.least_needs(), {shape: sorted(at.tolist()) for shape, at in demand._project_rows.items()}
-    assert all(rows[shape] == sorted(demand.shape_projects[shape]) for shape in rows)
+    needs = demand.least_needs()
     table, every = demand.first_groups(), np.arange(len(demand.first_groups().project))
     firsts = {
         shape: sorted(

@@ -32,10 +32,10 @@ class Unfailed(Wanted):
     def __init__(self) -> None:
         self.failed: set[tuple[int, Shape]] = set()
 
-    def has(self, project: int, shape: Shape) -> bool:
+    def wants(self, project: int, shape: Shape) -> bool:
         return (project, shape) not in self.failed
 
-    def rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
+    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
         wanted = np.ones(len(least), np.bool_)
         for project, shape in self.failed:
             wanted &= ~(firsts.of_shapes({shape}, rows) & (firsts.project[rows] == project))
@@ -78,7 +78,7 @@ def test_most_deprived_project_comes_up_after_any_change(
             if step == "f":
                 numbers = {n for n, known in enumerate(session.ledger.projects) if known.name in projects}
                 wanted.failed |= {(number, group.shape) for number in numbers | {project}}
-                turns.drop({group.shape})
+                turns.renew({group.shape})
             turns.again(project)
     finally:
         session.close()

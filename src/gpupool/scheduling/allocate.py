@@ -73,10 +73,10 @@ class _WithinLimits(Wanted):
     def __init__(self, session: SchedulingSession) -> None:
         self._session, self._limited = session, session.ledger.limited()
 
-    def has(self, project: int, shape: Shape) -> bool:
+    def wants(self, project: int, shape: Shape) -> bool:
         return project not in self._limited or _within_limit(self._session, project, shape)
 
-    def rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
+    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
         return self._session.ledger.each_within_limits(firsts.project[rows], least)
 
 

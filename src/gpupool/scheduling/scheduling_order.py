@@ -25,12 +25,12 @@ _Turn = tuple[int, float, float, float, int]  # see ``Shares.order``; queue time
 class Wanted:
     """Selects the work that comes up in a scheduling order: here, all of it."""
 
-    def has(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - for subclasses
+    def wants(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - for subclasses
         """Return whether work of a shape in a project is wanted."""
         return True
 
-    def rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:  # noqa: ARG002 - for subclasses
-        """Return which ``rows`` ``has`` is true for; ``least[i]`` is the least of a replica of ``rows[i]``."""
+    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:  # noqa: ARG002 - for subclasses
+        """Return which ``rows`` are wanted; a replica of ``rows[i]`` needs ``least[i]`` thousandths at least."""
         return np.ones(len(rows), np.bool_)
 
 
@@ -40,7 +40,7 @@ class SchedulingOrder:
     A project's key only grows while work is granted, so an old key is a lower bound. It is checked when the project
     comes up, and put back if it was too low. All keys are renewed when an eviction lowers the use of a project or its
     department, and those of the projects whose first replica is no longer wanted when that is known. The key of a
-    project that has not come up and whose use has changed in this cycle is for its smallest wanted group.
+    project that has not come up and whose use has changed in this cycle is for its smallest wanted replica.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class SchedulingOrder:
         projects = np.flatnonzero(first_of >= 0)
         first = first_of[projects]
         needs = firsts.by_shape(self._least, UNBOUNDED, first) * firsts.size[first]
-        queued_at, changed = firsts.queued_at[first], self._is_changed()[projects]
-        if changed.any():
-            smallest = np.full(len(session.ledger.projects), UNBOUNDED)
-            np.minimum.at(smallest, firsts.project[rows], firsts.by_shape(self._least, 0, rows) * firsts.size[rows])
+        queued_at, changed = firsts.queued_at[first], marked(session.changed_projects, len(first_of))[projects]
+        if changed.any():  # another group of a shape may be the first now
+            smallest = np.full(len(first_of), UNBOUNDED)
+            np.minimum.at(smallest, firsts.project[rows], firsts.by_shape(self._least, UNBOUNDED, rows))
             needs, queued_at = np.where(changed, smallest[projects], needs), np.where(changed, -inf, queued_at)
         self._untouched, self._keys = session.shares.orders(projects, needs, queued_at)
         self._first_rows = first_of[self._untouched]
@@ -87,12 +87,8 @@ class SchedulingOrder:
         firsts = self._session.demand.first_groups()
         least = firsts.by_shape({shape: self._least[shape] for shape in self.alive()}, UNBOUNDED, rows)
         wanted = least < UNBOUNDED
-        wanted[wanted] = self._wanted.rows(firsts, rows[wanted], least[wanted])
+        wanted[wanted] = self._wanted.wants_rows(firsts, rows[wanted], least[wanted])
         return wanted
-
-    def _is_changed(self) -> Bools:
-        """Return by project whether its use has changed in this cycle."""
-        return marked(self._session.changed_projects, len(self._session.ledger.projects))
 
     def _advance(self) -> None:
         """Go to the next project that has not come up."""
@@ -109,7 +105,7 @@ class SchedulingOrder:
         self._follow_use()
         before, self._followed = self._followed, self.alive()
         if before is not self._followed:
-            self.drop(before - self._followed)
+            self.renew(before - self._followed)
         while (self._heap or self._upcoming) and self.alive():
             if self._upcoming is not None and (not self._heap or self._upcoming <= self._heap[0]):
                 self._misses += not self._put(self._upcoming[-1])
@@ -127,7 +123,7 @@ class SchedulingOrder:
             heappush(self._heap, fresh)
         return None
 
-    def drop(self, shapes: AbstractSet[Shape]) -> None:
+    def renew(self, shapes: AbstractSet[Shape]) -> None:
         """Renew the keys of projects whose first replica has one of the shapes, if it is no longer wanted."""
         renewed = {turn for turn in self._heap if self._starts_with(turn[-1], shapes)}
         if renewed:
@@ -135,7 +131,7 @@ class SchedulingOrder:
             heapify(self._heap)
             for turn in renewed:
                 self._put(turn[-1])
-        firsts, rest = self._session.demand.first_groups(), slice(max(self._looked_at, 0), None)
+        firsts, rest = self._session.demand.first_groups(), slice(self._looked_at, None)
         concerned = firsts.of_shapes(shapes, self._first_rows[rest])
         unwanted = ~self._wanted_rows(self._first_rows[rest][concerned])
         projects = self._untouched[rest][concerned][unwanted]
@@ -215,11 +211,11 @@ class SchedulingOrder:
         return first
 
     def _may_serve(self, project: int, shape: Shape) -> bool:
-        return shape not in self._dead and self._wanted.has(project, shape)
+        return shape not in self._dead and self._wanted.wants(project, shape)
 
     def _wanted_shapes(self, project: int) -> list[Shape]:
         waiting = self._session.demand.project_queues[project]
-        return [shape for shape in waiting.keys() & self.alive() if self._wanted.has(project, shape)]
+        return [shape for shape in waiting.keys() & self.alive() if self._wanted.wants(project, shape)]
 
     def _queue(self, project: int) -> ProjectQueue:
         if project not in self._queues:

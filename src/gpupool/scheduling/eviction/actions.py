@@ -37,7 +37,7 @@ class EvictionAction(Protocol):
         """Return True if evictions may help work of this shape in a project."""
 
     def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
-        """Return which ``rows`` ``wants`` is true for; see ``Wanted.rows``."""
+        """Return which ``rows`` ``wants`` is true for; see ``Wanted``."""
 
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a group, by evictions if needed."""
@@ -113,11 +113,11 @@ class _Open(Wanted):
         self._action, self._earlier, self._again = action, earlier, again
         self._done: Bools | None = None  # of each row
 
-    def has(self, project: int, shape: Shape) -> bool:
+    def wants(self, project: int, shape: Shape) -> bool:
         done = self._earlier.has(self._action.kind, project, shape)
         return done is self._again and self._action.wants(project, shape)
 
-    def rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
+    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
         if self._done is None:
             self._done = self._earlier.rows(self._action.kind, firsts)
         done = self._done[rows]
@@ -146,5 +146,5 @@ def _serve_all(
             in_vain.add(kind, group.shape, {project} | action.also_failed())
             queue.drop()
             action.bar(group, replica, queue)
-            turns.drop({group.shape})
+            turns.renew({group.shape})
         turns.again(project)

@@ -17,12 +17,12 @@ from gpupool.scheduling.eviction.victim_search import Clearing, Refused
 from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.fairness.user_shares import UserRows, UserShares, divide_among_users
 from gpupool.scheduling.fairness.water_filling import Floats
+from gpupool.scheduling.scheduling_order import Wanted
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group, ProjectQueue
-from gpupool.scheduling.state.queue_tables import FirstGroups
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 
@@ -50,8 +50,11 @@ class _Holdings:
     smallest: Floats
 
 
-class Preemption:
-    """The evictions inside projects of one cycle, with the searches that are known to fail."""
+class Preemption(Wanted):
+    """The evictions inside projects of one cycle, with the searches that are known to fail.
+
+    Work of every shape may be helped: priorities and the shares of users decide.
+    """
 
     kind = EvictionKind.PREEMPT
 
@@ -88,14 +91,6 @@ class Preemption:
         """Return those in which a higher priority waits, or a user might take GPUs from another one."""
         able = set(self._room.session.demand.ledger.pair_project[list(self._possible_takers)].tolist())
         return [p for p in projects if p in able or (self._by_priority and self._outranks(p))]
-
-    def wants(self, project: int, shape: Shape) -> bool:  # noqa: ARG002 - the interface
-        """Return True: priorities decide, for each shape."""
-        return True
-
-    def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:  # noqa: ARG002 - the interface
-        """Return True for each row."""
-        return np.ones(len(rows), np.bool_)
 
     def also_failed(self) -> AbstractSet[int]:
         """Return nothing: each project evicts its own work only."""

@@ -21,6 +21,7 @@ from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.eviction.whole_claims import WholeClaims
 from gpupool.scheduling.gang_placement import model_choices
 from gpupool.scheduling.placement.capacity import Need
+from gpupool.scheduling.scheduling_order import Wanted
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
@@ -31,7 +32,7 @@ from gpupool.scheduling.values import EvictionKind, PendingReplica
 _CHECKS = 16  # groups whose search is known to fail, checked with each of them that comes up
 
 
-class Reclaim:
+class Reclaim(Wanted):
     """The reclaims of one cycle, with the searches that are known to fail."""
 
     kind = EvictionKind.RECLAIM
@@ -48,7 +49,7 @@ class Reclaim:
         self._failing: dict[Shape, Bools] = {}  # projects whose work of a shape fails, until something is served
         self._also_failed: AbstractSet[int] = frozenset()
         self._exhaustive = True  # whether the current search proves that no set of victims is enough
-        self._budgets = np.zeros(len(room.session.ledger.projects), np.int64)
+        self._budgets = np.zeros(len(room.session.ledger.projects), np.int64)  # by project
         self._checked_at, self._unchecked = -1, iter(list[Group]())  # see ``_stop_if_all_fail``: since these moves
         self._open: Group | None = None  # the next one to check
         self._promised = False  # whether an entitled project may have a configured quota
@@ -97,7 +98,7 @@ class Reclaim:
         return bool(able) and (shape not in self._failing or not self._failing[shape][project])
 
     def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
-        """Return which ``rows`` of shapes that may get GPUs ``wants`` is true for; see ``Wanted.rows``."""
+        """Return which ``rows`` of shapes that may get GPUs are wanted; see ``Wanted``."""
         able = np.asarray(least <= self._budgets[firsts.project[rows]])
         for shape, failing in self._failing.items():
             able &= ~(firsts.of_shapes({shape}, rows) & failing[firsts.project[rows]])
@@ -272,7 +273,7 @@ class Reclaim:
             return
         if shape not in self._failing:
             self._failing[shape] = np.zeros(len(self.session.ledger.projects), np.bool_)
-        failing, others = self._failing[shape], demand.projects_with(shape)
+        failing, others = self._failing[shape], demand.first_groups().projects_with(shape)
         others = others[~failing[others]]
         compare = self.rights.may_take_no_more if exhaustive else self.rights.stands_like
         failed = others[compare(others, group.account.project, need, pieces)]

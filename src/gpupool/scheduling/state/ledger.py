@@ -353,7 +353,7 @@ class Ledger:
         limits = np.minimum(self.limit[:count], self.dept_limit[self.dept[:count]])
         return set(np.flatnonzero(limits < UNBOUNDED).tolist())
 
-    def each_within_limits(self, projects: Ints, extra: Ints) -> Bools:
+    def each_within_limits(self, projects: Ints | int, extra: Ints | int) -> Bools:
         """Return ``within_limits`` of many projects."""
         dept = self.dept[projects]
         own = self.used[projects] + extra <= self.limit[projects]
@@ -361,12 +361,7 @@ class Ledger:
 
     def within_limits(self, project: int, extra: int) -> bool:
         """Return True if a project and its department stay within their limits with ``extra`` thousandths more."""
-        if not extra:
-            return True
-        dept = int(self.dept[project])
-        return bool(
-            self.used[project] + extra <= self.limit[project] and self.dept_used[dept] + extra <= self.dept_limit[dept]
-        )
+        return bool(self.each_within_limits(project, extra))
 
 
 def _bound(permille: int | None) -> int:

@@ -12,8 +12,6 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from operator import itemgetter
 
-import numpy as np
-
 from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.sharing import traits_of
 from gpupool.domain.units import WHOLE_GPU
@@ -113,7 +111,6 @@ class Demand:
         self.searched = Searched()  # without success, by an interrupted cycle
         self._maturing: list[tuple[float, int, ReplicaKey]] = []
         self._heads: dict[int, dict[Shape, tuple[QueueKey, Group]]] = {}
-        self._project_rows: dict[Shape, Ints] = {}  # ``shape_projects`` as arrays
         self._first_groups = FirstGroups()
         self._least_needs = LeastNeeds()
         self._sleeping: list[tuple[float, int, ReplicaKey]] = []
@@ -285,13 +282,6 @@ class Demand:
             }
         return self._heads[project]
 
-    def projects_with(self, shape: Shape) -> Ints:
-        """Return the projects in whose queue a shape is; cached until that changes."""
-        if shape not in self._project_rows:
-            projects = self.shape_projects[shape]
-            self._project_rows[shape] = np.fromiter(projects, np.int64, len(projects))
-        return self._project_rows[shape]
-
     def first_groups(self) -> FirstGroups:
         """Return the first group of each shape of all projects. Do not change it."""
         self._first_groups.update(self._firsts_of)
@@ -399,7 +389,6 @@ class Demand:
             groups[key] = Group(key, account)
             self.window.enter(key[:3], shape)
             self.shape_projects.setdefault(shape, set()).add(account.project)
-            self._project_rows.pop(shape, None)
             if gang is not None:
                 _count(self.shape_gangs.setdefault(shape, Counter()), account.project, 1)
             _count(self.importance.setdefault(account.project, Counter()), replica.priority, 1)
@@ -462,7 +451,6 @@ class Demand:
 
     def _drop_shape(self, project: int, shape: Shape) -> None:
         self.shape_projects[shape].remove(project)
-        self._project_rows.pop(shape, None)
         if not self.shape_projects[shape]:
             del self.shape_projects[shape], self.timed[shape], self.restartable[shape]
             self.unmovable.discard(shape)

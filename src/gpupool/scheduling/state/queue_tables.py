@@ -95,6 +95,10 @@ class FirstGroups:
         numbers = {self._numbers[shape] for shape in shapes & self._numbers.keys()}
         return marked(numbers, len(self._numbers) + len(self._free_numbers) + 1)[self._shape[rows]]
 
+    def projects_with(self, shape: Shape) -> Ints:
+        """Return the projects in whose queue a shape is."""
+        return np.asarray(self.project[self.of_shapes({shape}, np.arange(len(self.project)))])
+
     def by_shape(self, values: Mapping[Shape, int], other: int, rows: Ints) -> Ints:
         """Return for each of some rows the value of its shape; ``other`` for free rows and other shapes."""
         by_number = np.full(len(self._numbers) + len(self._free_numbers) + 1, other)
