@@ -131,8 +131,12 @@ class SchedulingOrder:
             heapify(self._heap)
             for turn in renewed:
                 self._put(turn[-1])
+        if self._upcoming is None:
+            return
         firsts, rest = self._session.demand.first_groups(), slice(self._looked_at, None)
         concerned = firsts.of_shapes(shapes, self._first_rows[rest])
+        if not concerned.any():
+            return
         unwanted = ~self._wanted_rows(self._first_rows[rest][concerned])
         projects = self._untouched[rest][concerned][unwanted]
         if len(projects) > _MISSES:
@@ -140,7 +144,7 @@ class SchedulingOrder:
             return
         for project in projects[~self._came_up[projects]].tolist():
             self._put(project)
-        if self._upcoming is not None and self._came_up[self._upcoming[-1]]:
+        if self._came_up[self._upcoming[-1]]:
             self._advance()
 
     def _starts_with(self, project: int, shapes: AbstractSet[Shape]) -> bool:
