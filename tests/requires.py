@@ -48,8 +48,8 @@ def postgres_program(name: str) -> str | None:
     return shutil.which(name) or (str(versions[-1]) if versions else None)
 
 
-def _command(name: str) -> Callable[[], bool]:
-    return lambda: shutil.which(name) is not None
+def _command(*names: str) -> Callable[[], bool]:
+    return lambda: any(shutil.which(name) is not None for name in names)
 
 
 def _module(name: str) -> Callable[[], bool]:
@@ -97,7 +97,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "busybox": (_command("busybox"), "a static busybox (Debian: busybox-static)"),
     "cc": (lambda: native_builder().can_link(["cc"]), "a C compiler called cc (Debian: gcc libc6-dev)"),
     "c++": (_command("g++"), "a C++ compiler called g++ (Debian: g++)"),
-    "chromium": (_command("chromium"), "Chromium (Debian: chromium)"),
+    "chromium": (_command("chromium-headless-shell", "chromium"), "Chromium (Debian: chromium-headless-shell)"),
     "cuda-clients": ((ROOT / ".venv-cuda/.installed").is_file, "the clients of CUDA (scripts/cuda-clients)"),
     "debian-mirror": (_debian_mirror, "Debian with a package mirror that can be reached"),
     "debootstrap": (_command("debootstrap"), "debootstrap (Debian: debootstrap)"),
