@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,14 +150,17 @@ def test_connection_to_missing_agent_ends_at_once(relay: Relay, tmp_path: Path) 
 
 def test_connections_of_dead_bridge_are_closed(relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "_SWEEP_S", 0.01)
-    monkeypatch.setattr(relay_module, "DESERTED_AFTER_S", 0.05)
+    now = 0.0
+    monkeypatch.setattr(relay_module, "time", SimpleNamespace(monotonic=lambda: now))
 
     async def scene() -> int:
+        nonlocal now
         async with agent(tmp_path / "agent.sock", echo):
             assert await relay.open("used") == ""
             assert await relay.open("deserted") == ""
             reading = asyncio.create_task(relay.receive("deserted", 0))
-            while (await relay.beat(["used"]))["open"] == 2:  # noqa: ASYNC110 - likewise
+            while (await relay.beat(["used"]))["open"] == 2:
+                now += relay_module.DESERTED_AFTER_S / 3
                 await asyncio.sleep(0.01)
             assert await asyncio.wait_for(reading, 60) == b""
             assert await relay.send("deserted", 0, b"x") is False
