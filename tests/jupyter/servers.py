@@ -19,6 +19,8 @@ from websockets.sync.client import ClientConnection
 
 TOKEN = "token-of-this-test"
 LIGHT_IMPORTS = str(Path(__file__).with_name("light"))
+# The search starts npm and R in each server, which takes about a second of CPU time.
+NO_LANGUAGE_SERVERS = "--LanguageServerManager.autodetect=False"
 
 
 class JupyterServer:
@@ -38,7 +40,7 @@ class JupyterServer:
         self.folder = folder
         self.log = folder.with_suffix(f".{os.urandom(4).hex()}.log")
         command = [python, "-m", module, "--no-browser", "--allow-root", "--port=0"]
-        options = [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={TOKEN}"]
+        options = [f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={TOKEN}", NO_LANGUAGE_SERVERS]
         with self.log.open("wb") as log:
             streams = {"stdout": log, "stderr": log}
             folders = (LIGHT_IMPORTS, env.get("PYTHONPATH", ""))
