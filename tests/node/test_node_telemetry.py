@@ -20,7 +20,7 @@ from gpupool.domain.nodes.telemetry import GpuSample, NodeSample, ReplicaSample
 from gpupool.domain.protocol.node_json import sample_from_list, sample_to_list
 from gpupool.domain.work.program.supervision import ProcessStatus
 from gpupool.node.agent.attempt import AttemptEntry, first_status
-from gpupool.node.agent_main import ActivitySampler
+from gpupool.node.agent_main import REPORT_INTERVAL_S, ActivitySampler
 from gpupool.node.host import process_tree
 from gpupool.node.host.paths import ReplicaFolder, RunFolder
 from gpupool.node.host.records import StartRequest
@@ -262,13 +262,13 @@ class Watched:
         self.sampler = SimpleNamespace(computed={} if computed_at is None else {wanted.key: computed_at})
         self.backends = SimpleNamespace(runner=SimpleNamespace(survey=lambda _folders: {}))
         self.run = RunFolder(folder)
-        self.told: list[str] = []
+        self.told: list[ProcessStatus] = []
 
     async def gpus(self) -> list[Gpu]:
         return [Gpu("GPU-0", 0, "Tesla T4", 16_000, utilisation_percent=100)]
 
     def changed(self, status: ProcessStatus) -> None:
-        self.told.append(status.key)
+        self.told.append(status)
 
 
 @pytest.mark.parametrize(
@@ -277,5 +277,25 @@ class Watched:
 def test_slice_is_idle_although_neighbours_compute(tmp_path: Path, seen_s_ago: float | None, *, active: bool) -> None:
     agent = Watched(tmp_path, None if seen_s_ago is None else time.monotonic() - seen_s_ago)
     asyncio.run(ActivitySampler(agent).sample())  # type: ignore[arg-type]
-    assert (agent.told == [agent.key]) is active
+    assert ([status.key for status in agent.told] == [agent.key]) is active
     assert (agent.entries[agent.key].status.last_active_at is not None) is active
+
+
+def test_last_report_of_a_program_that_becomes_idle_is_sent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reports are limited in number, but none is lost: the program may never report again."""
+    agent = Watched(tmp_path, time.monotonic() - 60)
+    sampler = ActivitySampler(agent)  # type: ignore[arg-type]
+    reports = {1: {"saved_at": None, "step": 1}, 2: {"saved_at": None, "step": 2, "metrics": {"loss": 0.5}}}
+    for report in reports.values():
+        agent.run.progress(agent.key).parent.mkdir(exist_ok=True)
+        agent.run.progress(agent.key).write_text(json.dumps(report))
+        asyncio.run(sampler.sample())
+    assert [status.step for status in agent.told] == [1]
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + REPORT_INTERVAL_S + 1)
+    for _ in range(2):
+        asyncio.run(sampler.sample())
+    assert [status.step for status in agent.told] == [1, 2]
+    assert agent.told[-1].metrics == (("loss", 0.5),)

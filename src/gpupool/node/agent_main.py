@@ -60,6 +60,7 @@ class ActivitySampler:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._reported_at: dict[str, float] = {}
+        self._unreported: set[str] = set()  # programs whose status changed after the last report
 
     async def run(self) -> None:
         """Sample forever."""
@@ -73,8 +74,8 @@ class ActivitySampler:
     async def sample(self) -> None:
         """Sample every running program once."""
         live = [e for e in self._agent.entries.values() if e.status.started_at is not None and not e.exited]
+        self._forget_others({e.key for e in live})
         if not live:
-            self._reported_at.clear()
             return
         trees = await asyncio.to_thread(self._agent.backends.runner.survey, [e.folder.path for e in live])
         progress = await asyncio.to_thread(self._read_progress, [e.key for e in live])
@@ -84,8 +85,18 @@ class ActivitySampler:
         keys, leases = {e.key for e in active}, {e.request.spec.lease for e in active} - {0}
         for entry in live:
             worked = entry.key in keys or entry.request.spec.lease in leases
-            if not entry.exited and (entry.take_progress(progress[entry.key]) or worked):
-                self._note(entry, now, active=worked)
+            if entry.exited:
+                continue
+            if entry.take_progress(progress[entry.key]) or worked:
+                self._unreported.add(entry.key)
+            if worked:
+                entry.touch()
+            if entry.key in self._unreported:
+                self._report(entry, now)
+
+    def _forget_others(self, live: set[str]) -> None:
+        self._reported_at = {key: at for key, at in self._reported_at.items() if key in live}
+        self._unreported &= live
 
     def _read_progress(self, keys: list[str]) -> dict[str, Progress]:
         return {key: read_progress(self._agent.run, key, time.time()) for key in keys}
@@ -106,11 +117,11 @@ class ActivitySampler:
             return worked or seen_at > now - SAMPLE_INTERVAL_S - 1
         return worked or any(share.gpu_uuid in busy for share in entry.request.spec.gpus)
 
-    def _note(self, entry: AttemptEntry, now: float, *, active: bool) -> None:
-        if active:
-            entry.touch()
+    def _report(self, entry: AttemptEntry, now: float) -> None:
+        """Send the status of a program, or leave it to a later sample if the last report is too recent."""
         if entry.warned or now - self._reported_at.get(entry.key, -REPORT_INTERVAL_S) >= REPORT_INTERVAL_S:
             self._reported_at[entry.key] = now
+            self._unreported.discard(entry.key)
             self._agent.changed(entry.status)
 
 
