@@ -242,6 +242,25 @@ CASES = [
         running="r1 red 1 on a:0 train; r2 red 1 on a:1 train",
         evicted="r1 r2",
     ),
+    Case(
+        "protected work at the quota does not keep equal training from preempting",
+        "a 1xT4; b 1xT4",
+        "p1 red/ann 1 prio=5; p2 red/ann 1 prio=5 train",
+        "p2@a s2@b",
+        running="s1 red/eve 1 on a:0 train age=900; s2 red/eve 1 on b:0",
+        projects="red quota=1; blue quota=1",
+        evicted="s1",
+    ),
+    Case(
+        "a user at its limit does not keep others of the project from their turn",
+        "a 1xT4; b 1xT4",
+        "p1 red/ann 1 train; p2 red/eve 1 train",
+        "p2@a r2@b",
+        running="r1 red/eve 1 on a:0 train age=9000; r2 red/ann 1 on b:0",
+        users="ann limit=1",
+        settings={"turn_s": 600.0},
+        evicted="r1",
+    ),
 ]
 
 

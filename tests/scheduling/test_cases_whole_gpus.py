@@ -128,6 +128,16 @@ CASES = [
         projects="red quota=2; green quota=1",
     ),
     Case(
+        "another project with the same rights reclaims a whole GPU for a slice that it can keep",
+        "a 5xT4",
+        "p1 red 0.8 train; p2 blue 0.8 train",
+        "p2@a r1@a r2@a b1@a s1@a",
+        running="r1 red 0.3 on a:0 train; r2 red 0.3 on a:1 train; b1 blue 0.6 on a:2 train; "
+        "s1 green 1 on a:3 train; s2 green 1 on a:4 train age=900",
+        projects="red quota=2; blue quota=2; green quota=1",
+        evicted="s2",
+    ),
+    Case(
         "a GPU with a protected slice is not reclaimed",
         "a 2xT4",
         "p1 blue 1",

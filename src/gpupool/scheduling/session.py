@@ -174,8 +174,11 @@ class SchedulingSession:
 
     def may_charge(self, shape: Shape, account: Account, claims: Sequence[Claim]) -> bool:
         """Return whether all quotas stay available in whole GPUs with some claims; see ``whole_quotas``."""
-        quotas = self._whole_quotas
-        return not quotas.concerns(shape, account) or quotas.permits(account, claims)
+        return not self.depends_on_protected(shape, account) or self._whole_quotas.permits(account, claims)
+
+    def depends_on_protected(self, shape: Shape, account: Account) -> bool:
+        """Return whether ``may_charge`` depends on the protected work of the project for a shape."""
+        return self._whole_quotas.concerns(shape, account)
 
     def waiting_with(self, replica: PendingReplica) -> list[PendingReplica]:
         """Return the replicas of ``Demand.together_with`` that are not settled yet."""

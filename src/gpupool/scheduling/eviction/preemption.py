@@ -22,7 +22,7 @@ from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
-from gpupool.scheduling.state.queue import Group, ProjectQueue
+from gpupool.scheduling.state.queue import Group, GroupKey, ProjectQueue
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 
@@ -61,7 +61,7 @@ class Preemption(Wanted):
     def __init__(self, room: EvictionPlanner) -> None:
         self.dead: set[Shape] = set()
         self._room = room
-        self._hopeless: set[tuple[object, ...]] = set()
+        self._hopeless: set[GroupKey] = set()
         self._holdings: dict[int, _Holdings] = {}  # by project
 
     def projects(self) -> list[int]:
@@ -140,8 +140,7 @@ class Preemption(Wanted):
             return False
         if self._room.nominate(group, replica):
             return True
-        known = (group.shape, group.size, group.gang, group.joins, account.project, replica.priority, account.user)
-        if known in self._hopeless:
+        if group.key in self._hopeless:
             return False
         self._room.work.begin()
         pool = self._room.pool(account.project)
@@ -149,7 +148,7 @@ class Preemption(Wanted):
         if not found and for_user and self._users.may_take(account, need):
             found = self._take(group, replica, pool, self._of_users(pool, group, replica))
         if not found:
-            self._hopeless.add(known)
+            self._hopeless.add(group.key)
         return found
 
     def _lower(self, pool: VictimPool, replica: PendingReplica) -> _Grounds:

@@ -42,6 +42,7 @@ class Reclaim(Wanted):
         self.whole = WholeClaims(room.session)
         self.dead: set[Shape] = set()
         self._hopeless: set[tuple[object, ...]] = set()
+        self._outgrown: set[tuple[object, ...]] = set()  # hopeless for projects whose parts of GPUs outgrow their bound
         self._hopeful: set[Shape] = set()  # shapes that may get GPUs; the others are dead, as far as they are known
         self._least: dict[Shape, int] = {}
         self._able: list[int] = []  # the latest result of ``hopeful``
@@ -49,6 +50,7 @@ class Reclaim(Wanted):
         self._failing: dict[Shape, Bools] = {}  # projects whose work of a shape fails, until something is served
         self._also_failed: AbstractSet[int] = frozenset()
         self._exhaustive = True  # whether the current search proves that no set of victims is enough
+        self._spares_whole = False  # whether it leaves out whole GPUs, because of the parts that the project holds
         self._budgets = np.zeros(len(room.session.ledger.projects), np.int64)  # by project
         self._checked_at, self._unchecked = -1, iter(list[Group]())  # see ``_stop_if_all_fail``: since these moves
         self._open: Group | None = None  # the next one to check
@@ -109,8 +111,8 @@ class Reclaim(Wanted):
         return self._also_failed
 
     def bar(self, group: Group, replica: PendingReplica, queue: ProjectQueue) -> None:  # noqa: ARG002 - the interface
-        """Bar the shape if the project may not reclaim for it."""
-        if not self.room.is_owed(group):
+        """Bar the shape if the project may not reclaim for a single replica of it either."""
+        if not self.rights.may_reclaim(group.account, self.session.placer.least_permille(group.shape)):
             queue.bar(group.shape)
 
     def serve(self, group: Group, replica: PendingReplica) -> bool:
@@ -127,7 +129,8 @@ class Reclaim(Wanted):
         if not self.room.is_owed(group) or group.shape.gpuless:
             return False
         known = self._key(group, need)
-        if known in self._hopeless:
+        if self._is_known(known, group):
+            self._spares_whole = known not in self._hopeless
             self._fail_with(group, need, exhaustive=known in self._impossible)
             self._stop_if_all_fail()
             return False
@@ -136,22 +139,34 @@ class Reclaim(Wanted):
         if need > self.session.ledger.room(account):
             return False
         self.room.work.begin()
-        self._exhaustive = self._stands_for_others(group)
+        self._exhaustive, self._spares_whole = self._stands_for_others(group), False
         if self._take(group, replica, need) or self._take_reserved(group, replica, need):
             return True
-        self._hopeless.add(known)
+        (self._outgrown if self._spares_whole else self._hopeless).add(known)
         if self._exhaustive:
             self._impossible.add(known)
         self._fail_with(group, need, exhaustive=self._exhaustive)
         return False
 
     def _key(self, group: Group, need: int) -> tuple[object, ...]:
-        """Return everything that decides the search of a group: after one failed, others with the same key fail."""
+        """Return everything that decides the search of a group, but for ``outgrows``.
+
+        After one failed, others with the same key fail, or those that outgrow their bound as well.
+        """
         account = group.account
         standing = self.rights.standing(account, need, self.room.pool(OTHERS).sizes)
         claimant = account.project if self.whole.of(group, need) else None
+        protected = account.project if self.session.depends_on_protected(group.shape, account) else None
         evicted = len(self.session.outcome.evictions)
-        return (group.shape, group.size, group.gang, group.joins, standing, claimant, evicted)
+        own = (group.size, group.gang, group.joins, self._tight_budget(group))
+        return (group.shape, own, standing, claimant, protected, evicted)
+
+    def _tight_budget(self, group: Group) -> int | None:
+        """Return the budget of a group if it excludes the models on which the request takes the most of a GPU."""
+        if group.shape.fixed_permille is not None:
+            return None
+        budget = self._budget(group)
+        return budget if budget < self.session.placer.most_permille(group.shape) else None
 
     def _stop_if_all_fail(self) -> None:
         """Give up all shapes if the search of every waiting group is known to fail.
@@ -177,11 +192,19 @@ class Reclaim(Wanted):
         for project in self._able:
             for shape in queues[project].keys() & self._hopeful:
                 if self.wants(project, shape):
-                    groups = queues[project][shape].values()
-                    yield from {(g.account.model, g.size, g.gang, g.joins): g for g in groups}.values()
+                    yield from {self._kind(group): group for group in queues[project][shape].values()}.values()
+
+    def _kind(self, group: Group) -> tuple[object, ...]:
+        """Return what distinguishes the searches of a project's groups of one shape."""
+        account = group.account
+        return (account.model, account.preemptible, group.size, group.gang, group.joins, self._tight_budget(group))
 
     def _fails(self, group: Group) -> bool:
-        return not self.room.is_owed(group) or self._key(group, self.room.permille(group)) in self._hopeless
+        return not self.room.is_owed(group) or self._is_known(self._key(group, self.room.permille(group)), group)
+
+    def _is_known(self, key: tuple[object, ...], group: Group) -> bool:
+        """Return whether the search of a group with this key is known to fail."""
+        return key in self._hopeless or (key in self._outgrown and self.whole.outgrows(group))
 
     def _take(self, group: Group, replica: PendingReplica, need: int) -> bool:
         return (
@@ -205,7 +228,7 @@ class Reclaim(Wanted):
         whole = among & (pool.pieces.freed.gpu >= WHOLE_GPU).any(axis=1)
         if whole.any() and self.whole.outgrows(group):
             among &= ~whole
-            self._exhaustive = False  # other projects may take these
+            self._exhaustive, self._spares_whole = False, True  # other projects may take these
         refused = self.rights.refuses(pool, project, need, accepted)
         why = partial(reason_of, kind=EvictionKind.RECLAIM)
         search = self._search(group, pool, among, refused)
@@ -259,6 +282,8 @@ class Reclaim(Wanted):
         placer = self.session.placer
         if group.gang is not None or self._budget(group) < placer.most_permille(group.shape):
             return False
+        if self.session.depends_on_protected(group.shape, group.account):
+            return False
         if self.rights.models.of_interest(group.shape.request.models) or (group.shape.whole and self.whole.exist):
             return False
         return not (self._promised and self.room.promised(group) and self.session.holds.reservations())
@@ -271,12 +296,16 @@ class Reclaim(Wanted):
         demand, shape, pieces = self.session.demand, group.shape, self.room.pool(OTHERS).sizes
         if group.gang is not None or self.rights.models.of_interest(shape.request.models) or self.whole.of(group, need):
             return
+        if self._tight_budget(group) is not None or self.session.depends_on_protected(shape, group.account):
+            return  # others may have a larger budget, or may use more GPUs
         if shape not in self._failing:
             self._failing[shape] = np.zeros(len(self.session.ledger.projects), np.bool_)
         failing, others = self._failing[shape], demand.first_groups().projects_with(shape)
         others = others[~failing[others]]
         compare = self.rights.may_take_no_more if exhaustive else self.rights.stands_like
         failed = others[compare(others, group.account.project, need, pieces)]
+        if self._spares_whole:
+            failed = failed[self.whole.outgrown_by(failed, group)]
         if shape.whole and self.whole.exist:
             failed = failed[~self.whole.claimed_by(failed, need)]
         self._also_failed = set(failed.tolist()) - demand.shape_gangs.get(shape, Counter()).keys()

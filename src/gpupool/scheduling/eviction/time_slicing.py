@@ -23,7 +23,6 @@ from gpupool.scheduling.gang_placement import model_choices, place
 from gpupool.scheduling.scheduling_order import SchedulingOrder
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Claim, Ints
-from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.running import NO_GANG, Floats, RunningTable
 from gpupool.scheduling.values import EvictionKind, HoldKind, PendingReplica, ReplicaKey
@@ -82,7 +81,7 @@ class _Rotation:
         cheap = h.at_stake(at, now, session.settings.unsaved_after_s) == 0
         at = at[(evictable_at <= now) & cheap]
         self.victims: Ints = at[np.argsort(-self.served[at], kind="stable")]
-        self._hopeless: set[tuple[int, int, Shape, int]] = set()
+        self._hopeless: set[tuple[object, ...]] = set()
 
     def serve_reserved(self) -> None:
         """Serve replicas with a reservation: with victims they need not wait for natural ends."""
@@ -102,7 +101,7 @@ class _Rotation:
         searches = MAX_SEARCHES
         while searches and self.victims.size and (first := turns.next()) is not None:
             group, replica, queue = first
-            known = (group.account.project, group.priority, group.shape, group.size)
+            known = self._search_key(group)
             due = self.session.demand.arrival_of(replica.key)[0] <= self.session.now
             if not due or known in self._hopeless:
                 queue.drop()
@@ -112,6 +111,12 @@ class _Rotation:
                     self._hopeless.add(known)
                     queue.drop()
             turns.again(group.account.project)
+
+    def _search_key(self, group: Group) -> tuple[object, ...]:
+        """Return everything that decides the search of a group: after one failed, others with the same key fail."""
+        account, most = group.account, self.session.placer.most_permille(group.shape) * group.size
+        room = min(self.session.ledger.room(account), most)
+        return (account.project, account.preemptible, room, group.priority, group.shape, group.gang, group.size)
 
     def _evict_for_any(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs of one model for a replica, or for all members of a gang that must start together."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import ceil
 
 import numpy as np
 
@@ -222,13 +221,26 @@ class WholeClaims:
 
         Work on whole GPUs would take such GPUs back at once, so these parts take no whole GPUs from other projects.
         """
-        project, d = group.account.project, self._session.shares.division
         if group.shape.whole or group.shape.gpuless:
             return False
-        bound = ceil(max(float(d.quota[project]), float(d.fair[project])) / WHOLE_GPU) * WHOLE_GPU
-        more = group.shape.request.count * group.size * WHOLE_GPU
-        used = self._standing(self._claim(project, promised=False)).used[project]
-        return bool(used + more > bound + EPSILON)
+        project = group.account.project
+        standing = self._standing(self._claim(project, promised=False))
+        return bool(self._exceeds(standing, group.shape.request.count * group.size)[project])
+
+    def outgrown_by(self, projects: Ints, group: Group) -> Bools:
+        """Return which of ``projects`` are known to outgrow their bounds with the same parts: none with departments."""
+        bounds = self._claim(group.account.project, promised=False).bounds
+        if len(bounds.of_group):
+            return np.zeros(len(projects), np.bool_)  # the footprints differ by department
+        standing = self._standing_of(replace(bounds, taker=NOBODY), promised=False)
+        more = group.shape.request.count * group.size
+        return np.asarray((self._exceeds(standing, more) & ~standing.beyond)[projects])
+
+    def _exceeds(self, standing: FootprintUse, gpus: int) -> Bools:
+        """Return the projects whose footprint would exceed their bound, in whole GPUs, if they opened more GPUs."""
+        d = self._session.shares.division
+        bounds = np.ceil(np.maximum(d.quota, d.fair) / WHOLE_GPU) * WHOLE_GPU
+        return np.asarray(standing.used + gpus * WHOLE_GPU > bounds + EPSILON)
 
     def _current(self) -> Footprints:
         session = self._session
