@@ -197,6 +197,13 @@ CASES = [
         running="r1 blue 1 on a:0 end=100; r2 blue 1 on b:0 end=200; r3 blue 1 on c:0 end=300",
         reserved="p1@a p1@b",
     ),
+    Case(
+        "a protected gang that would keep whole GPUs from a quota does not keep training gangs from free GPUs",
+        "a 4xT4",
+        "p1 red 0.6 gang=3; p2 green 0.6 gang=3 train",
+        "p2@a p2@a p2@a",
+        projects="blue quota=2",
+    ),
 ]
 
 

@@ -14,10 +14,11 @@ from scheduling_world import NOW, world
 from gpupool.scheduling.eviction.preemption import Preemption
 from gpupool.scheduling.eviction.reclaim import Reclaim
 from gpupool.scheduling.eviction.time_slicing import _Rotation
+from gpupool.scheduling.gang_placement import GangRefusals
 
 PROJECTS, USERS = ["red", "blue", "green", "tan"], ["ann", "bob", "eve"]
 GREEDY = "grey"  # holds most GPUs
-SEEDS = 400
+SEEDS = 200
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def separate_searches() -> Iterator[None]:
         for kind in (Reclaim, Preemption, _Rotation):
             patch.setattr(kind, "__init__", _forgetful(kind.__init__))
         patch.setattr(Reclaim, "_fail_with", lambda *_args, **_options: None)
+        patch.setattr(GangRefusals, "cover", lambda *_args: False)
         yield
 
 

@@ -213,6 +213,8 @@ class GangRefusals:
         gang, shape = group.gang, group.shape
         if gang is None or group.joins is not None or shape.fixed_permille is None:
             return
+        if session.depends_on_protected(shape, group.account):
+            return
         if not gang.mixed and affordable(session, shape, group.account) >= group.size:
             known, key = self._least.setdefault(shape, {}), (gang.within if gang.strict else "", gang.mixed_models)
             known[key] = min(group.size, known.get(key, UNBOUNDED))
