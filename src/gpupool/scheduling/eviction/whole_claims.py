@@ -223,18 +223,26 @@ class WholeClaims:
         """
         if group.shape.whole or group.shape.gpuless:
             return False
-        project = group.account.project
-        standing = self._standing(self._claim(project, promised=False))
-        return bool(self._exceeds(standing, group.shape.request.count * group.size)[project])
+        project, more = group.account.project, group.shape.request.count * group.size
+        if (outgrown := self._outgrown(group, more)) is not None:
+            return bool(outgrown[project])
+        return bool(self._exceeds(self._standing(self._claim(project, promised=False)), more)[project])
 
     def outgrown_by(self, projects: Ints, group: Group) -> Bools:
-        """Return which of ``projects`` are known to outgrow their bounds with the same parts: none with departments."""
+        """Return which of ``projects`` outgrow their bounds with the same parts; with departments, none is known to."""
+        outgrown = self._outgrown(group, group.shape.request.count * group.size)
+        return np.zeros(len(projects), np.bool_) if outgrown is None else outgrown[projects]
+
+    def _outgrown(self, group: Group, more: int) -> Bools | None:
+        """Return which projects outgrow their bounds with ``more`` GPUs; None with departments: footprints differ.
+
+        A project that is beyond its bound in the eyes of all is so in its own.
+        """
         bounds = self._claim(group.account.project, promised=False).bounds
         if len(bounds.of_group):
-            return np.zeros(len(projects), np.bool_)  # the footprints differ by department
+            return None
         standing = self._standing_of(replace(bounds, taker=NOBODY), promised=False)
-        more = group.shape.request.count * group.size
-        return np.asarray((self._exceeds(standing, more) & ~standing.beyond)[projects])
+        return standing.beyond | self._exceeds(standing, more)
 
     def _exceeds(self, standing: FootprintUse, gpus: int) -> Bools:
         """Return the projects whose footprint would exceed their bound, in whole GPUs, if they opened more GPUs."""
