@@ -74,7 +74,7 @@ class ActivitySampler:
     async def sample(self) -> None:
         """Sample every running program once."""
         live = [e for e in self._agent.entries.values() if e.status.started_at is not None and not e.exited]
-        self._forget_others({e.key for e in live})
+        self._forget_ended({e.key for e in live})
         if not live:
             return
         trees = await asyncio.to_thread(self._agent.backends.runner.survey, [e.folder.path for e in live])
@@ -94,7 +94,7 @@ class ActivitySampler:
             if entry.key in self._unreported:
                 self._report(entry, now)
 
-    def _forget_others(self, live: set[str]) -> None:
+    def _forget_ended(self, live: set[str]) -> None:
         self._reported_at = {key: at for key, at in self._reported_at.items() if key in live}
         self._unreported &= live
 

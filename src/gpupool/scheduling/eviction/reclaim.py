@@ -149,9 +149,10 @@ class Reclaim(Wanted):
         return False
 
     def _key(self, group: Group, need: int) -> tuple[object, ...]:
-        """Return everything that decides the search of a group, but for ``outgrows``.
+        """Return everything that decides the search of a group, except whether it ``outgrows`` its bound.
 
-        After one failed, others with the same key fail, or those that outgrow their bound as well.
+        After one search failed, all others with the same key fail. If it failed because whole GPUs were left out, only
+        those fail that must leave them out too.
         """
         account = group.account
         standing = self.rights.standing(account, need, self.room.pool(OTHERS).sizes)

@@ -236,7 +236,7 @@ class WholeClaims:
     def _outgrown(self, group: Group, more: int) -> Bools | None:
         """Return which projects outgrow their bounds with ``more`` GPUs; None with departments: footprints differ.
 
-        A project that is beyond its bound in the eyes of all is so in its own.
+        A project that is beyond its bound when every project may be, is so when it computes for itself.
         """
         bounds = self._claim(group.account.project, promised=False).bounds
         if len(bounds.of_group):
