@@ -112,7 +112,7 @@ def _parts() -> Iterator[Any]:
 
 
 @pytest.mark.timeout(400)  # it only bounds a failing test: 470 cases take a minute on a busy machine
-@pytest.mark.parametrize(("operation", "part", "parts"), _parts())
+@pytest.mark.parametrize(("operation", "part", "parts"), list(_parts()))
 def test_no_request_breaks_the_api(
     operation: Any, part: int, parts: int, quiet_pool: LivePool, token: str, session: requests.Session
 ) -> None:
