@@ -10,7 +10,8 @@ nodes of eight GPUs and a synthetic mix. All work is training, of users of many 
 - a decision without a change, after one submission, and (with DATA) after the submission of a gang of 80 GPUs, if it
   has no possible place;
 - reclaim of eight GPUs;
-- the usual decision before and after one user has queued thousands of jobs that all differ (`--flood`).
+- the usual decision before and after one user has queued thousands of jobs that all differ (`--flood`), and after all
+  projects together have queued as many jobs that differ in CPUs and memory.
 
 Times are wall-clock times; `cpu_p50_ms` and `cpu_p99_ms` are CPU times, for a machine that others use as well. Prints a
 table and writes JSON with the machine and versions into benchmarks/results.
@@ -341,6 +342,28 @@ def flood(size: Size, count: int) -> dict[str, dict[str, float]]:
     }
 
 
+def variety(size: Size, count: int) -> dict[str, dict[str, float]]:
+    """Measure a full cluster whose queue has jobs of all projects of which no two have the same CPUs and memory."""
+    rng, scheduler = random.Random(1), empty_cluster(size, size.gpus * 1000 // size.projects)
+    waiting = [_drawn(size, rng, number) for number in range(size.gpus + 2000)]
+    scheduler.apply_all(PendingAdded(r, NOW) for r in waiting)
+    settle(scheduler, NOW + 1)
+    drawn = (_drawn(size, rng, 10**7 + number) for number in range(count))
+    jobs = [
+        replace(job, cpus=rng.randrange(100, 12_000) * max(job.request.count, 1) / 1000, memory_mib=100 + number)
+        for number, job in enumerate(drawn)
+    ]
+    scheduler.apply_all(PendingAdded(job, NOW + 2) for job in jobs)
+    settle(scheduler, NOW + 3)
+    pause_full_collections()
+    victims = Victims(scheduler, {r.key: r for r in [*waiting, *jobs]})
+    ends = [_one_ends(scheduler, victims, rng, NOW + 1000 + n) for n in range(size.rounds)]
+    return {
+        "one ends, all differ": spread([times[0] for times in ends]) | {"requests": count},
+        "all differ, what follows": spread([_sum(times[1:]) for times in ends]),
+    }
+
+
 def command() -> str:
     """Return the command of this run; the folder of the data is written as DATA."""
     words = ("DATA" if Path(word).is_dir() else word for word in sys.argv[1:])
@@ -379,7 +402,7 @@ def main() -> None:
     parser.add_argument("--queued", type=int, default=100_000)
     parser.add_argument("--projects", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--flood", type=int, default=30_000, help="different requests of one user")
+    parser.add_argument("--flood", type=int, default=30_000, help="different requests of one user, and then of all")
     parser.add_argument("--out", type=Path, default=RESULTS / "scheduler-decide.json")
     args = parser.parse_args()
     nodes = read_cluster(args.data) if args.data else [node(n) for n in range(args.gpus // GPUS_PER_NODE)]
@@ -388,9 +411,9 @@ def main() -> None:
     table = churn(size)
     table["memory"] = {"peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
     table |= {"fill, one GPU each": fill(size), "reclaim eight GPUs": reclaim(size)}
-    table |= flood(size, args.flood)
+    table |= flood(size, args.flood) | variety(size, args.flood)
     for name, row in table.items():
-        print(f"{name:24}" + "  ".join(f"{key} {value:>10,}" for key, value in row.items()))
+        print(f"{name:25}" + "  ".join(f"{key} {value:>10,}" for key, value in row.items()))
     shown = {
         "nodes": len(nodes),
         "gpus": size.gpus,

@@ -134,6 +134,7 @@ def everything(scheduler: Scheduler) -> dict[str, Any]:
         "user_division",
         "_least_needs",
         "_first_groups",
+        "_starved_changed",
     }  # the first is compared with the ledger before each use
     needs = demand.least_needs()
     table, every = demand.first_groups(), np.arange(len(demand.first_groups().project))

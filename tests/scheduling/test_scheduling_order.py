@@ -15,7 +15,7 @@ from gpupool.scheduling.scheduling_order import SchedulingOrder, Wanted
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
-from gpupool.scheduling.state.queue_tables import FirstGroups
+from gpupool.scheduling.state.queue_tables import DeadShapes, FirstGroups
 
 PROJECTS = "red dep=ml quota=2; blue dep=ml; green dep=ops quota=3; grey; pink quota=1"
 NAMES = ("red", "blue", "green", "grey", "pink")
@@ -52,7 +52,7 @@ def test_most_deprived_project_comes_up_after_any_change(
     scheduler = world("a 4xT4; b 4xT4", projects=PROJECTS, running_=running, pending_=pending).scheduler
     demand = scheduler.demand
     session = SchedulingSession(scheduler.placer, demand, NOW, scheduler.settings)
-    dead, wanted = set[Shape](), Unfailed()
+    dead, wanted = DeadShapes(demand.first_groups().shapes), Unfailed()
     turns = SchedulingOrder(session, demand.project_queues, dead, wanted)
     victims = list(demand.running)
     try:
@@ -74,11 +74,11 @@ def test_most_deprived_project_comes_up_after_any_change(
                 queue.drop()
             if step == "x":
                 dead.add(group.shape)
-                assert group.shape not in turns.alive()
+                assert not turns.alive()[dead.shapes.number(group.shape)]
             if step == "f":
                 numbers = {n for n, known in enumerate(session.ledger.projects) if known.name in projects}
                 wanted.failed |= {(number, group.shape) for number in numbers | {project}}
-                turns.renew({group.shape})
+                turns.renew(dead.shapes.mask([group.shape]))
             turns.again(project)
     finally:
         session.close()

@@ -7,7 +7,8 @@ between them. In a cycle every step changes the arrays of a ``session``, and ``s
   ``user_order``, ``running`` replicas, gangs, the ``ledger`` of current use, ``decayed_usage``, node ``reservations``,
   sharing modes.
 - ``fairness``: fair shares by ``water_filling``, the rules of ``fair_share``, quotas of GPU models and of whole GPUs.
-- ``placement``: the suitable nodes (``node_filter``) and the best of them (``replica`` by ``scoring``).
+- ``placement``: the suitable nodes (``node_filter``) and the best of them (``replica`` by ``scoring``); which of all
+  waiting requests fit somewhere (``fit_table``).
   ``fragmentation`` and ``packing_value`` score a place against the ``demand_profile``.
 - ``holds``: GPUs kept for starving work and backfill (``starvation``, ``settlement``), and the ``runtime_model``.
 - ``eviction``: ``actions`` evict for waiting work: ``reclaim`` between projects and ``preemption`` inside one, with

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from math import inf
 
@@ -12,6 +11,7 @@ from gpupool.scheduling.holds.starvation import (
     Starvation,
     affordable,
     may_backfill,
+    may_backfill_any,
     reservations_left,
     reserve_if_starving,
     starving_shapes,
@@ -22,7 +22,7 @@ from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group
-from gpupool.scheduling.state.queue_tables import FirstGroups
+from gpupool.scheduling.state.queue_tables import DeadShapes, FirstGroups
 from gpupool.scheduling.values import PendingReplica
 
 
@@ -31,9 +31,9 @@ def allocate(starvation: Starvation) -> bool:
 
     A replica that does not fit does not block others, unless it has waited long enough for a reservation.
     """
-    session = starvation.session
+    session, shapes = starvation.session, starvation.session.demand.first_groups().shapes
     starving = starving_shapes(starvation)
-    dead = _without_chance(starvation, session.demand.shape_projects.keys() - starving)
+    dead = DeadShapes(shapes, _without_chance(starvation, shapes.live & ~starving))
     refused = GangRefusals()
     turns = SchedulingOrder(session, list(session.demand.project_queues), dead, _WithinLimits(session))
     known: tuple[int, int, bool] | None = None  # what ``dead`` was last found for
@@ -48,7 +48,7 @@ def allocate(starvation: Starvation) -> bool:
             queue.drop()
             if group.shape in dead and (state := _changes(starvation)) != known:
                 # earlier starts took places that other shapes needed too
-                dead |= _without_chance(starvation, turns.alive() - affordable(starvation, starving))
+                dead.add_all(_without_chance(starvation, turns.alive() & ~affordable(starvation, starving)))
                 known = state
             if not _within_limit(session, group.account.project, group.shape):
                 queue.bar(group.shape)
@@ -56,9 +56,13 @@ def allocate(starvation: Starvation) -> bool:
     return False
 
 
-def _without_chance(starvation: Starvation, shapes: AbstractSet[Shape]) -> set[Shape]:
-    without = shapes - starvation.session.placer.fitting(shapes)
-    return set(without - may_backfill(starvation, without))
+def _without_chance(starvation: Starvation, among: Bools) -> Bools:
+    """Return which of some shapes have no place and cannot be backfilled, all by number."""
+    shapes = starvation.session.demand.first_groups().shapes
+    without = among & ~starvation.session.placer.fitting(shapes, among)
+    if may_backfill_any(starvation):
+        without &= ~shapes.mask(may_backfill(starvation, shapes.named(without)))
+    return without
 
 
 def _changes(starvation: Starvation) -> tuple[int, int, bool]:
@@ -85,7 +89,7 @@ def _within_limit(session: SchedulingSession, project: int, shape: Shape) -> boo
 
 
 def _try(
-    starvation: Starvation, group: Group, replica: PendingReplica, dead: set[Shape], refused: GangRefusals
+    starvation: Starvation, group: Group, replica: PendingReplica, dead: DeadShapes, refused: GangRefusals
 ) -> bool:
     session = starvation.session
     placed = [] if refused.cover(group) else find_all(session, group, replica)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from math import inf
 
@@ -14,7 +13,7 @@ from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group, ProjectQueue
-from gpupool.scheduling.state.queue_tables import FirstGroups, marked
+from gpupool.scheduling.state.queue_tables import DeadShapes, FirstGroups, marked
 from gpupool.scheduling.values import PendingReplica
 
 _First = tuple[Group, PendingReplica]
@@ -44,15 +43,20 @@ class SchedulingOrder:
     """
 
     def __init__(
-        self, session: SchedulingSession, projects: Iterable[int], dead: set[Shape], wanted: Wanted | None = None
+        self,
+        session: SchedulingSession,
+        projects: Iterable[int],
+        dead: DeadShapes | None = None,
+        wanted: Wanted | None = None,
     ) -> None:
         """Include ``projects`` with shapes that are ``wanted`` and not ``dead``; the set of dead shapes may grow."""
-        self._session, self._dead, self._wanted = session, dead, wanted or Wanted()
+        self._shapes = session.demand.first_groups().shapes
+        self._session, self._dead, self._wanted = session, dead or DeadShapes(self._shapes), wanted or Wanted()
         self._queues: dict[int, ProjectQueue] = {}
-        self._live = session.demand.shape_projects.keys() - dead
-        self._alive, self._dead_when = self._live, len(dead)
-        self._followed: AbstractSet[Shape] = self._alive  # as of the last call of ``next``
-        self._least = {shape: session.placer.least_permille(shape) for shape in self._live}
+        self._alive, self._alive_at = self._shapes.live & ~self._dead.mask, self._dead.version
+        self._followed = self._alive  # as of the last call of ``next``
+        self._any_alive = bool(self._alive.any())
+        self._least = session.placer.least_of(self._shapes)
         self._projects = np.fromiter(projects, np.int64)
         count = len(session.ledger.projects)
         self._came_up = np.zeros(count, np.bool_)
@@ -71,11 +75,11 @@ class SchedulingOrder:
         first_of = firsts.first(rows, len(session.ledger.projects))
         projects = np.flatnonzero(first_of >= 0)
         first = first_of[projects]
-        needs = firsts.by_shape(self._least, UNBOUNDED, first) * firsts.size[first]
+        needs = self._least[firsts.shape[first]] * firsts.size[first]
         queued_at, changed = firsts.queued_at[first], marked(session.changed_projects, len(first_of))[projects]
         if changed.any():  # another group of a shape may be the first now
             smallest = np.full(len(first_of), UNBOUNDED)
-            np.minimum.at(smallest, firsts.project[rows], firsts.by_shape(self._least, UNBOUNDED, rows))
+            np.minimum.at(smallest, firsts.project[rows], self._least[firsts.shape[rows]])
             needs, queued_at = np.where(changed, smallest[projects], needs), np.where(changed, -inf, queued_at)
         self._untouched, self._keys = session.shares.orders(projects, needs, queued_at)
         self._first_rows = first_of[self._untouched]
@@ -85,9 +89,9 @@ class SchedulingOrder:
     def _wanted_rows(self, rows: Ints) -> Bools:
         """Return which rows of the first groups are wanted now."""
         firsts = self._session.demand.first_groups()
-        least = firsts.by_shape({shape: self._least[shape] for shape in self.alive()}, UNBOUNDED, rows)
-        wanted = least < UNBOUNDED
-        wanted[wanted] = self._wanted.wants_rows(firsts, rows[wanted], least[wanted])
+        shapes = firsts.shape[rows]
+        wanted = self.alive()[shapes]
+        wanted[wanted] = self._wanted.wants_rows(firsts, rows[wanted], self._least[shapes[wanted]])
         return wanted
 
     def _advance(self) -> None:
@@ -105,8 +109,9 @@ class SchedulingOrder:
         self._follow_use()
         before, self._followed = self._followed, self.alive()
         if before is not self._followed:
-            self.renew(before - self._followed)
-        while (self._heap or self._upcoming) and self.alive():
+            self._any_alive = bool(self._followed.any())
+            self.renew(before & ~self._followed)
+        while (self._heap or self._upcoming) and self._any_alive:
             if self._upcoming is not None and (not self._heap or self._upcoming <= self._heap[0]):
                 self._misses += not self._put(self._upcoming[-1])
                 self._advance()
@@ -123,8 +128,11 @@ class SchedulingOrder:
             heappush(self._heap, fresh)
         return None
 
-    def renew(self, shapes: AbstractSet[Shape]) -> None:
-        """Renew the keys of projects whose first replica has one of the shapes, if it is no longer wanted."""
+    def renew(self, shapes: Bools) -> None:
+        """Renew the keys of projects whose first replica has one of the shapes, if it is no longer wanted.
+
+        ``shapes`` marks them by number.
+        """
         renewed = {turn for turn in self._heap if self._starts_with(turn[-1], shapes)}
         if renewed:
             self._heap = [turn for turn in self._heap if turn not in renewed]
@@ -134,7 +142,7 @@ class SchedulingOrder:
         if self._upcoming is None:
             return
         firsts, rest = self._session.demand.first_groups(), slice(self._looked_at, None)
-        concerned = firsts.of_shapes(shapes, self._first_rows[rest])
+        concerned = shapes[firsts.shape[self._first_rows[rest]]]
         if not concerned.any():
             return
         unwanted = ~self._wanted_rows(self._first_rows[rest][concerned])
@@ -147,10 +155,10 @@ class SchedulingOrder:
         if self._came_up[self._upcoming[-1]]:
             self._advance()
 
-    def _starts_with(self, project: int, shapes: AbstractSet[Shape]) -> bool:
+    def _starts_with(self, project: int, shapes: Bools) -> bool:
         """Return whether the first replica of a project that came up was of one of the shapes."""
         checked = self._checked[project][1]
-        return checked is not None and checked[1][0].shape in shapes
+        return checked is not None and bool(shapes[self._shapes.number(checked[1][0].shape)])
 
     def _follow_use(self) -> None:
         """Renew the order if the use of a project or a department has dropped."""
@@ -181,10 +189,10 @@ class SchedulingOrder:
             heappush(self._heap, checked[0])
         return checked is not None
 
-    def alive(self) -> AbstractSet[Shape]:
-        """Return the shapes that are not dead."""
-        if len(self._dead) != self._dead_when:
-            self._alive, self._dead_when = self._live - self._dead, len(self._dead)
+    def alive(self) -> Bools:
+        """Return which shapes are not dead, by number."""
+        if self._alive_at != self._dead.version:
+            self._alive, self._alive_at = self._shapes.live & ~self._dead.mask, self._dead.version
         return self._alive
 
     def _check(self, project: int) -> tuple[_Turn, _First] | None:
@@ -200,7 +208,7 @@ class SchedulingOrder:
         if first is None:
             return None
         group, replica = first
-        need = self._least[group.shape] * group.size
+        need = int(self._least[self._shapes.number(group.shape)]) * group.size
         return (*self._session.shares.order(project, need), replica.queued_at, project), first
 
     def _first(self, project: int) -> _First | None:
@@ -219,7 +227,7 @@ class SchedulingOrder:
 
     def _wanted_shapes(self, project: int) -> list[Shape]:
         waiting = self._session.demand.project_queues[project]
-        return [shape for shape in waiting.keys() & self.alive() if self._wanted.wants(project, shape)]
+        return [shape for shape in waiting if self._may_serve(project, shape)]
 
     def _queue(self, project: int) -> ProjectQueue:
         if project not in self._queues:

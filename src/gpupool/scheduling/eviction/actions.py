@@ -13,7 +13,7 @@ from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.queue import Group, ProjectQueue
-from gpupool.scheduling.state.queue_tables import FirstGroups, Searched
+from gpupool.scheduling.state.queue_tables import DeadShapes, FirstGroups, Searched
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 RETRY_S = 0.25  # delay before an interrupted search continues
@@ -25,7 +25,7 @@ class EvictionAction(Protocol):
     """A kind of eviction for waiting work: between projects (``Reclaim``) or inside one (``Preemption``)."""
 
     kind: EvictionKind
-    dead: set[Shape]  # the shapes that cannot be served; may grow
+    dead: DeadShapes  # may grow
 
     def projects(self) -> list[int]:
         """Return the projects with waiting work that may evict."""
@@ -146,5 +146,5 @@ def _serve_all(
             in_vain.add(kind, group.shape, {project} | action.also_failed())
             queue.drop()
             action.bar(group, replica, queue)
-            turns.renew({group.shape})
+            turns.renew(session.demand.first_groups().shapes.mask([group.shape]))
         turns.again(project)

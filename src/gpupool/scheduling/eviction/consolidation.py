@@ -20,6 +20,7 @@ from gpupool.scheduling.state.allocation import Claim, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group
+from gpupool.scheduling.state.queue_tables import DeadShapes
 from gpupool.scheduling.values import (
     Eviction,
     EvictionKind,
@@ -105,9 +106,9 @@ def consolidate(session: SchedulingSession) -> None:
         demand.moves_since = session.now
         demand.moves_pause_s = min(2 * demand.moves_pause_s, MAX_RETRY_S)
     look, free = _Look(session), _free_permille(session)
-    hopeful = {shape for shape in demand.shape_projects.keys() - demand.unmovable if _in_pieces(session, shape, free)}
+    dead = _not_in_pieces(session, free)
     _serve_reserved(look, free)
-    _serve(look, hopeful)
+    _serve(look, dead)
     demand.moves_interrupted = look.over
     if look.trials < MAX_TRIALS or look.shapes < MAX_SHAPES:
         demand.moves_sought_at = session.now
@@ -135,16 +136,23 @@ def _free_permille(session: SchedulingSession) -> int:
     return int(np.clip(c.gpu_free, 0, None)[usable].sum())
 
 
+def _not_in_pieces(session: SchedulingSession, free: int) -> DeadShapes:
+    """Return the shapes for which no moves help or were found, see ``_in_pieces``."""
+    shapes, placer = session.demand.first_groups().shapes, session.placer
+    need = placer.least_of(shapes)
+    hopeful = shapes.live & (need > 0) & (need <= free) & ~shapes.mask(session.demand.unmovable)
+    return DeadShapes(shapes, ~hopeful | placer.fitting(shapes, hopeful))
+
+
 def _in_pieces(session: SchedulingSession, shape: Shape, free: int) -> bool:
     """Return True if enough GPUs are free for a shape, but not in one place."""
     need = session.placer.least_permille(shape)
     return 0 < need <= free and not session.placer.fits_anywhere(shape)
 
 
-def _serve(look: _Look, hopeful: set[Shape]) -> None:
-    """Search moves for waiting replicas of some shapes, in scheduling order."""
+def _serve(look: _Look, dead: DeadShapes) -> None:
+    """Search moves for waiting replicas of other shapes, in scheduling order."""
     session, queues = look.session, list(look.session.demand.project_queues)
-    dead = session.demand.shape_projects.keys() - hopeful
     turns = SchedulingOrder(session, queues, dead)
     while not look.over and (first := turns.next()) is not None:
         group, replica, queue = first

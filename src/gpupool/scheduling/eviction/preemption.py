@@ -20,9 +20,9 @@ from gpupool.scheduling.fairness.water_filling import Floats
 from gpupool.scheduling.scheduling_order import Wanted
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
-from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group, GroupKey, ProjectQueue
+from gpupool.scheduling.state.queue_tables import DeadShapes
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 
@@ -59,7 +59,7 @@ class Preemption(Wanted):
     kind = EvictionKind.PREEMPT
 
     def __init__(self, room: EvictionPlanner) -> None:
-        self.dead: set[Shape] = set()
+        self.dead = DeadShapes(room.session.demand.first_groups().shapes)
         self._room = room
         self._hopeless: set[GroupKey] = set()
         self._holdings: dict[int, _Holdings] = {}  # by project

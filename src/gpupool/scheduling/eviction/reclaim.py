@@ -26,7 +26,7 @@ from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED
 from gpupool.scheduling.state.queue import Group, ProjectQueue
-from gpupool.scheduling.state.queue_tables import FirstGroups
+from gpupool.scheduling.state.queue_tables import DeadShapes, FirstGroups
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 _CHECKS = 16  # groups whose search is known to fail, checked with each of them that comes up
@@ -40,11 +40,12 @@ class Reclaim(Wanted):
     def __init__(self, room: EvictionPlanner) -> None:
         self.session, self.room, self.rights = room.session, room, room.rights
         self.whole = WholeClaims(room.session)
-        self.dead: set[Shape] = set()
+        self._shapes = room.session.demand.first_groups().shapes
+        self.dead = DeadShapes(self._shapes)
         self._hopeless: set[tuple[object, ...]] = set()
         self._outgrown: set[tuple[object, ...]] = set()  # hopeless for projects whose parts of GPUs outgrow their bound
-        self._hopeful: set[Shape] = set()  # shapes that may get GPUs; the others are dead, as far as they are known
-        self._least: dict[Shape, int] = {}
+        self._hopeful = np.zeros(len(self._shapes.live), np.bool_)  # may get GPUs; the others are dead, once known
+        self._least = room.session.placer.least_of(self._shapes)  # thousandths, by shape
         self._able: list[int] = []  # the latest result of ``hopeful``
         self._impossible: set[tuple[object, ...]] = set()  # of ``_hopeless``: no set of victims is enough
         self._failing: dict[Shape, Bools] = {}  # projects whose work of a shape fails, until something is served
@@ -69,41 +70,39 @@ class Reclaim(Wanted):
 
     def hopeful(self, projects: list[int]) -> list[int]:
         """Return those of ``projects`` with work that might fit if all victims above their fair share were gone."""
-        session, placer = self.session, self.session.placer
+        session, shapes = self.session, self._shapes
         if not projects:
             return []
-        shapes = list(session.demand.shape_projects)
-        least = self._least = {shape: placer.least_permille(shape) for shape in shapes}
-        wants = [(shape.request.count, least[shape] // max(shape.request.count, 1)) for shape in shapes]
-        needs = [(*want, shape.cpu_milli, shape.mem_mib) for want, shape in zip(wants, shapes, strict=True)]
         promised = self._promised = self.rights.any_promised(projects)
         with without_reservations(session, lambda other: promised and self.room.gives_way(other)):
-            may_fit = self.room.pool(OTHERS).may_fit(needs, promised=promised).tolist()
-            hopeful = {shape for shape, fits in zip(shapes, may_fit, strict=True) if fits and not shape.gpuless}
-            hopeful |= placer.fitting(session.demand.shape_projects.keys() - hopeful)
+            per_gpu = self._least // np.maximum(shapes.count, 1)
+            hopeful = self.room.pool(OTHERS).may_fit(shapes, per_gpu, promised=promised)
+            hopeful |= session.placer.fitting(shapes, shapes.live & ~hopeful)
         if self.whole.exist:
-            hopeful |= {shape for shape in shapes if shape.whole and not shape.gpuless}
-        self._hopeful, self.dead = hopeful, session.demand.shape_projects.keys() - hopeful
+            hopeful |= shapes.live & (shapes.count > 0) & (shapes.gpu_memory == 0) & (shapes.permille == WHOLE_GPU)
+        self._hopeful, self.dead = hopeful, DeadShapes(shapes, ~hopeful)
         self._budgets = self.rights.budgets()
         self._checked_at = -1
         self._failing.clear()
         firsts = session.demand.first_groups()
         rows = np.arange(len(firsts.project))
-        needs_of_rows = firsts.by_shape({shape: least[shape] for shape in hopeful}, UNBOUNDED, rows)
-        able = set(firsts.project[self.wants_rows(firsts, rows, needs_of_rows)].tolist())
+        rows = rows[hopeful[firsts.shape]]
+        wanted = self.wants_rows(firsts, rows, self._least[firsts.shape[rows]])
+        able = set(firsts.project[rows[wanted]].tolist())
         self._able = [project for project in projects if project in able]
         return self._able
 
     def wants(self, project: int, shape: Shape) -> bool:
         """Return True if the project may take enough for a shape that may get GPUs."""
-        able = shape in self._hopeful and self._least[shape] <= self._budgets[project]
+        number = self._shapes.number(shape)
+        able = self._hopeful[number] and self._least[number] <= self._budgets[project]
         return bool(able) and (shape not in self._failing or not self._failing[shape][project])
 
     def wants_rows(self, firsts: FirstGroups, rows: Ints, least: Ints) -> Bools:
         """Return which ``rows`` of shapes that may get GPUs are wanted; see ``Wanted``."""
         able = np.asarray(least <= self._budgets[firsts.project[rows]])
         for shape, failing in self._failing.items():
-            able &= ~(firsts.of_shapes({shape}, rows) & failing[firsts.project[rows]])
+            able &= ~(firsts.of_shapes([shape], rows) & failing[firsts.project[rows]])
         return able
 
     def also_failed(self) -> AbstractSet[int]:
@@ -180,8 +179,8 @@ class Reclaim(Wanted):
             self._open = next(self._unchecked, None)
         for _ in range(_CHECKS):
             if self._open is None:
-                self.dead |= self._hopeful
-                self._hopeful.clear()
+                self.dead.add_all(self._hopeful)
+                self._hopeful = np.zeros_like(self._hopeful)
                 return
             if not self._fails(self._open):
                 return
@@ -191,7 +190,7 @@ class Reclaim(Wanted):
         """Yield a waiting group of each kind that a project may reclaim for."""
         queues = self.session.demand.project_queues
         for project in self._able:
-            for shape in queues[project].keys() & self._hopeful:
+            for shape in queues[project]:
                 if self.wants(project, shape):
                     yield from {self._kind(group): group for group in queues[project][shape].values()}.values()
 

@@ -97,7 +97,7 @@ class _Rotation:
 
     def serve(self, waiting: list[int]) -> None:
         """Serve groups one after another, in scheduling order."""
-        turns = SchedulingOrder(self.session, waiting, set())
+        turns = SchedulingOrder(self.session, waiting)
         searches = MAX_SEARCHES
         while searches and self.victims.size and (first := turns.next()) is not None:
             group, replica, queue = first

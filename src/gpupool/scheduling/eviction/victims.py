@@ -17,10 +17,12 @@ import numpy as np
 
 from gpupool.scheduling.outcome import CycleOutcome
 from gpupool.scheduling.placement.capacity import Freed, runs
+from gpupool.scheduling.placement.fit_table import Room
 from gpupool.scheduling.policy import Settings
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import ClusterState
 from gpupool.scheduling.state.queue import Demand
+from gpupool.scheduling.state.queue_tables import WaitingShapes
 from gpupool.scheduling.state.running import NO_GANG, Floats, RunningTable
 from gpupool.scheduling.values import ReplicaKey
 
@@ -258,24 +260,23 @@ class VictimPool:
             self._unshielded = np.asarray((self.pieces.shielded_until <= self._session.now) & (self.pieces.stake == 0))
         return self._unshielded
 
-    def may_fit(self, needs: Sequence[tuple[int, int, int, int]], *, promised: bool) -> Bools:
-        """Return for each request whether some node might have room once all open pieces are gone.
+    def may_fit(self, shapes: WaitingShapes, permille: Ints, *, promised: bool) -> Bools:
+        """Return for which shapes with GPUs some node might have room once all open pieces are gone.
 
-        A request has: GPUs, thousandths of each, thousandths of CPUs, MiB of memory. Models, labels and modes are not
-        checked, so the answer can be too optimistic.
+        ``permille`` of each GPU, by shape. Models, labels and modes are not checked, so the answer can be too
+        optimistic.
         """
         c, p, at = self._session.cluster, self.pieces, np.flatnonzero(self.open(promised=promised))
-        if not len(at) or not needs:
-            return np.zeros(len(needs), np.bool_)
+        found = np.zeros(len(shapes.live), np.bool_)
+        if not len(at):
+            return found
         begins = runs(p.row[at])
         rows, freed = p.row[at][begins], p.freed.at(at).by(begins)
-        slots = np.sort(np.where(c.available[rows], c.gpu_free[rows] + freed.gpu, -1), axis=1)[:, ::-1]
-        count, permille, cpu, mem = np.array(needs).T
-        enough = slots[:, np.clip(count, 1, slots.shape[1]) - 1] >= permille
-        enough &= (count >= 1) & (count <= slots.shape[1])
-        enough &= ((c.cpu_free[rows] + freed.cpu)[:, None] >= cpu) | (cpu == 0)
-        enough &= ((c.mem_free[rows] + freed.mem)[:, None] >= mem) | (mem == 0)
-        return np.asarray(enough.any(axis=0))
+        slots = np.where(c.available[rows], c.gpu_free[rows] + freed.gpu, -1)
+        numbers = np.flatnonzero(shapes.live & (shapes.count > 0))
+        room = Room(slots, c.cpu_free[rows] + freed.cpu, c.mem_free[rows] + freed.mem)
+        found[numbers] = room.find(shapes, numbers, permille[numbers]) >= 0
+        return found
 
     def cheapest_first(self, at: Ints) -> Ints:
         """Order pieces: least loss, fewest replicas, furthest above fair share, lowest priority, smallest, newest."""

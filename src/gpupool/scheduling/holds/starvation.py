@@ -56,12 +56,16 @@ class Starvation:
         self.backfills_left -= 1
 
 
+def may_backfill_any(state: Starvation) -> bool:
+    """Return whether anything might be backfilled."""
+    return state.backfills_left > 0 and bool(_reserved_after(state.session, state.session.now))
+
+
 def may_backfill(state: Starvation, shapes: Iterable[Shape]) -> set[Shape]:
     """Return the shapes with a replica that might be backfilled."""
-    session = state.session
-    if state.backfills_left <= 0 or not _reserved_after(session, session.now):
+    if not may_backfill_any(state):
         return set()
-    demand, known = session.demand, session.demand.ordering.past.known
+    demand, known = state.session.demand, state.session.demand.ordering.past.known
     return {shape for shape in shapes if demand.timed[shape] > 0 or (known and demand.restartable[shape] > 0)}
 
 
@@ -198,22 +202,29 @@ def refresh_reservations(state: Starvation) -> None:
                 session.holds.remove(active.hold.key)
 
 
-def starving_shapes(state: Starvation) -> set[Shape]:
-    """Return the shapes with a replica that has waited long enough for a reservation, if more are allowed."""
+def starving_shapes(state: Starvation) -> Bools:
+    """Return by number the shapes with a replica that has waited long enough for a reservation, if more are allowed."""
     session = state.session
     demand, after = session.demand, state.settings.reserve_after_s
     next_since = demand.mature(session.now - after)
     if next_since is not None:
         session.outcome.wake_at(next_since + after)
-    return affordable(state, {shape for shape, keys in demand.starved.items() if not keys <= session.outcome.settled})
+    starving = demand.starved_shapes().copy()
+    if reservations_left(state) <= 0:
+        return np.zeros_like(starving)
+    settled, starved = session.outcome.settled, demand.starved
+    touched = {group.shape for key in settled if (group := demand.group_of(key)) is not None}
+    served = [shape for shape in touched & starved.keys() if starved[shape] <= settled]
+    return affordable(state, starving & ~demand.first_groups().shapes.mask(served))
 
 
-def affordable(state: Starvation, shapes: set[Shape]) -> set[Shape]:
-    """Return the shapes for which one more reservation is allowed."""
-    if not shapes or reservations_left(state) <= 0:
-        return set()
-    room = _room_to_keep(state)
-    return {shape for shape in shapes if (shape.fixed_permille or inf) <= room}
+def affordable(state: Starvation, among: Bools) -> Bools:
+    """Return the shapes for which one more reservation is allowed, by number."""
+    if reservations_left(state) <= 0:
+        return np.zeros_like(among)
+    room, shapes = _room_to_keep(state), state.session.demand.first_groups().shapes
+    fixed = (shapes.gpu_memory == 0) & (shapes.count > 0)
+    return among if room == inf else among & fixed & (shapes.permille * shapes.count <= room)
 
 
 def reservations_left(state: Starvation) -> int:

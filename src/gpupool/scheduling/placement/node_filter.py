@@ -111,9 +111,17 @@ def usable_slots(
     total = c.gmem_total[rows]
     need, mem = shape.needs(total)
     free, gmem = (np.full_like(total, WHOLE_GPU), total) if relax.use else (c.gpu_free[rows], c.gmem_free[rows])
-    ok = (c.model[rows] > 0) if relax.model else accepted_gpus(c, shape, accept, rows)
+    ok = suitable_slots(c, shape, rows, accept, relax)
     ok &= free >= need
     ok &= gmem >= mem
+    if budget is not None:
+        ok &= need * shape.request.count <= budget
+    return ok, free - need
+
+
+def suitable_slots(c: ClusterState, shape: Shape, rows: Ints, accept: Bools, relax: Relax = STRICT) -> Bools:
+    """Return which GPUs of ``rows`` a shape may use, however much of them is free, [R, G]."""
+    ok = (c.model[rows] > 0) if relax.model else accepted_gpus(c, shape, accept, rows)
     if not relax.health and not relax.foreign and not relax.state:
         ok &= c.available[rows]
     else:
@@ -122,22 +130,24 @@ def usable_slots(
         ok &= ~c.cordoned[rows] | relax.state
     if not relax.mode and (shape.mode is not None or not shape.whole):
         ok &= mode_fits(c, shape, rows, None if relax.use else c.guests[rows])
-    if budget is not None:
-        ok &= need * shape.request.count <= budget
-    return ok, free - need
+    return ok
 
 
 def usable_rows(c: ClusterState, shape: Shape, rows: Ints, ok: Bools, relax: Relax = STRICT) -> Bools:
     """Return which of ``rows`` fit a shape, given their usable slots."""
-    fits = c.present[rows] & (ok.sum(axis=1) >= shape.request.count)
-    if not relax.state:
-        fits &= c.up[rows]
+    fits = suitable_rows(c, shape, rows, relax) & (ok.sum(axis=1) >= shape.request.count)
     if not relax.host:
         cpu, mem = (c.cpu_total, c.mem_total) if relax.use else (c.cpu_free, c.mem_free)
         if shape.cpu_milli:
             fits &= cpu[rows] >= shape.cpu_milli
         if shape.mem_mib:
             fits &= mem[rows] >= shape.mem_mib
+    return np.asarray(fits)
+
+
+def suitable_rows(c: ClusterState, shape: Shape, rows: Ints, relax: Relax = STRICT) -> Bools:
+    """Return which of ``rows`` a shape may use, however much of them is free."""
+    fits = c.present[rows] if relax.state else c.present[rows] & c.up[rows]
     if shape.guest is not None and not relax.reservations:
         fits &= c.open_to(shape.guest, rows)
     if shape.picky:

@@ -6,13 +6,13 @@ memory, CPU, a digest of everything), never by name, and only complete ties by t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
+from gpupool.scheduling.placement.fit_table import FitTable
 from gpupool.scheduling.placement.node_filter import (
     accepted_gpus,
     accepted_models,
@@ -24,14 +24,13 @@ from gpupool.scheduling.placement.scoring import Floats, Scorer
 from gpupool.scheduling.state.allocation import Bools, Claim, HeldAllocation, Ints
 from gpupool.scheduling.state.cluster import MILLI, ClusterState, RowState, Shape
 from gpupool.scheduling.state.gpu_links import best_subset
+from gpupool.scheduling.state.queue_tables import WaitingShapes
 from gpupool.scheduling.state.sharing_modes import NO_MARK, hosts_only, mark_of
 from gpupool.scheduling.values import Hold, ReplicaKey
 
 NO_FIT = np.iinfo(np.int64).max
-MAX_SHAPES_AT_ONCE = 128  # rows checked for all shapes together, although some shapes have results for some
 FEW = 4  # up to this number, rows are looked up one by one
 MAX_CACHED = 256  # states of nodes, for each shape
-NO_PLACE = np.array([False])
 _STEPS = 1 << 10  # of a score in a thousandth of a GPU: coarser than the rounding errors of equal scores
 _KEPT = 1 << 60  # a node that is reserved for a replica comes before all others
 _FREE_LIMIT = (1 << 15) - 1
@@ -87,6 +86,8 @@ class Placer:
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
         self.scorer = Scorer(cluster)
+        self._fit_table = FitTable(cluster)
+        self._least: tuple[WaitingShapes, int, int, Ints] | None = None  # see ``least_of``
         self._keys, self._keyed_at = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._caches: WeakKeyDictionary[Shape, _Cache] = WeakKeyDictionary()
         self._hold_claims: dict[ReplicaKey, _HoldClaim] = {}
@@ -145,6 +146,17 @@ class Placer:
             cache.generation = cluster.generation
         return cache
 
+    def least_of(self, shapes: WaitingShapes) -> Ints:
+        """Return ``least_permille`` of all waiting shapes, by number."""
+        c, known = self.cluster, self._least
+        if known is not None and known[:3] == (shapes, shapes.version, c.generation):
+            return known[3]
+        largest = max(int(c.gmem_total[c.model > 0].max(initial=0)), 1)
+        by_memory = -(-shapes.gpu_memory * WHOLE_GPU // largest)
+        least = np.where(shapes.gpu_memory > 0, by_memory * (by_memory <= WHOLE_GPU), shapes.permille)
+        self._least = shapes, shapes.version, c.generation, np.asarray(least * shapes.count)
+        return self._least[3]
+
     def find(self, shape: Shape, budget: int | None = None) -> Claim | None:
         """Return the best place, or None; ``budget``: the most thousandths it may cost, for requests by memory."""
         if not self._seen(shape).fits:
@@ -158,9 +170,9 @@ class Placer:
         """Return whether there is a place now."""
         return self._seen(shape).fits > 0
 
-    def fitting(self, shapes: Iterable[Shape]) -> set[Shape]:
-        """Return the shapes for which there is a place now."""
-        return {shape for shape, cache in self._look_again(shapes) if cache.fits}
+    def fitting(self, shapes: WaitingShapes, among: Bools) -> Bools:
+        """Return for which of the shapes ``among`` there is a place now, by number."""
+        return self._fit_table.fitting(shapes, among)
 
     def _seen(self, shape: Shape) -> _Cache:
         """Return the cache of a shape, with the fitting rows up to date."""
@@ -178,42 +190,6 @@ class Placer:
             cache.put(rows, self._fits(shape, rows, cache.accept))
         cache.tick = cluster.tick
         return cache
-
-    def _look_again(self, shapes: Iterable[Shape]) -> list[tuple[Shape, _Cache]]:
-        """Return ``_seen`` for many shapes; in a full pool, most touched rows have room for none."""
-        cluster, known = self.cluster, [(shape, self._cache(shape)) for shape in shapes]
-        alike: dict[int, list[tuple[Shape, _Cache]]] = {}
-        for shape, cache in known:
-            if len(cache.where) != len(cluster.present):
-                self._seen(shape)
-            elif cache.tick != cluster.tick:
-                alike.setdefault(cache.tick, []).append((shape, cache))
-        if alike and len(cluster.touched_since(min(alike))) <= MAX_SHAPES_AT_ONCE:
-            alike = {min(alike): [pair for found in alike.values() for pair in found]}
-        for tick, found in alike.items():
-            rows = cluster.touched_since(tick)
-            room = self._room([shape for shape, _ in found], rows)
-            some = set(np.flatnonzero(room.any(axis=1)).tolist())
-            for at, (shape, cache) in enumerate(found):
-                if cache.fits:
-                    cache.put(rows, NO_PLACE)
-                if at in some:
-                    where = rows[room[at]]
-                    cache.put(where, self._fits(shape, where, cache.accept))
-                cache.tick = cluster.tick
-        return known
-
-    def _room(self, shapes: Sequence[Shape], rows: Ints) -> Bools:
-        """Return for each shape and each of ``rows`` whether it may fit at all (see ``_roomy``), [S, R]."""
-        c = self.cluster
-        needs = [(s.request.count, s.request.permille, s.request.memory_mib or 0, s.cpu_milli) for s in shapes]
-        count, permille, memory, cpu = np.array(needs, np.int64).T[:, :, None]
-        grids = np.where(c.available[rows], c.gpu_free[rows], -1), np.where(c.available[rows], c.gmem_free[rows], -1)
-        by_part, by_memory = (np.sort(grid, axis=1)[:, ::-1] for grid in grids)
-        nth, at = np.clip(count, 1, c.slots) - 1, np.arange(len(rows))[None, :]
-        roomy = np.where(memory > 0, by_memory[at, nth] >= memory, by_part[at, nth] >= permille) & (count <= c.slots)
-        roomy |= count == 0
-        return np.asarray(roomy & ((c.cpu_free[rows] >= cpu) | (cpu == 0)) & c.up[rows])
 
     def on_row(self, shape: Shape, row: int, budget: int | None = None) -> Claim | None:
         """Return the best place on one node, or None."""

@@ -16,7 +16,7 @@ from gpupool.domain.ids import WorkloadId
 from gpupool.domain.nodes.sharing import traits_of
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.domain.work.gang import Gang
-from gpupool.scheduling.state.allocation import Ints
+from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape, Shapes
 from gpupool.scheduling.state.gang_members import GangEntry, Gangs, Members
 from gpupool.scheduling.state.ledger import Account, Ledger
@@ -97,6 +97,7 @@ class Demand:
         self.priorities_waiting: Counter[int] = Counter()  # the same over all projects: priority -> groups
         self.priorities_evictable: Counter[int] = Counter()  # priority -> preemptible running replicas
         self.starved: dict[Shape, set[ReplicaKey]] = {}  # see ``mature``
+        self._starved_changed: list[Shape] = []  # see ``starved_shapes``
         self.changes = 0  # how often a replica was added, started or removed
         self.room_wanted = False  # the last cycle granted something and skipped evictions
         # see ``consolidation``: the last search, the first of this round
@@ -159,6 +160,7 @@ class Demand:
             self.searched = searched
             for replica in replicas:
                 self._forget_cached(self.account_of(replica).project)
+            self.starved_shapes()
 
     # --- waiting replicas
 
@@ -242,8 +244,19 @@ class Demand:
         while self._maturing and (self._maturing[0][0] <= waiting_since or not self._waits(self._maturing[0])):
             entry = heappop(self._maturing)
             if self._waits(entry):
-                self.starved.setdefault(self._entries[entry[2]][0].shape, set()).add(entry[2])
+                shape = self._entries[entry[2]][0].shape
+                self.starved.setdefault(shape, set()).add(entry[2])
+                self._starved_changed.append(shape)
         return self._maturing[0][0] if self._maturing else None
+
+    def starved_shapes(self) -> Bools:
+        """Return which shapes are ``starved``, by number. Do not change it."""
+        shapes = self.first_groups().shapes
+        for shape in self._starved_changed:
+            shapes.starved[shapes.number(shape)] = shape in self.starved
+        self._starved_changed.clear()
+        shapes.starved[0] = False  # of those that do not wait any more
+        return shapes.starved
 
     def _waits(self, entry: tuple[float, int, ReplicaKey]) -> bool:
         placed = self._entries.get(entry[2])
@@ -427,6 +440,7 @@ class Demand:
             self.starved[group.shape].remove(replica.key)
             if not self.starved[group.shape]:
                 del self.starved[group.shape]
+                self._starved_changed.append(group.shape)
         if not group.entries:
             self._drop(group)
 
