@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scheduling_world import NOW, node, pendings, world
 
-from gpupool.scheduling.placement.fit_table import largest
+from gpupool.scheduling.placement.fit_table import fitting, largest
 from gpupool.scheduling.placement.node_filter import accepted_models, usable_rows, usable_slots
 from gpupool.scheduling.scheduler import NodeChanged, PendingAdded, PendingRemoved, Scheduler
 from gpupool.scheduling.state.allocation import Claim
@@ -60,13 +60,13 @@ def check(scheduler: Scheduler, r: random.Random) -> None:
     among = shapes.live & np.array([r.random() < 0.8 for _ in shapes.live])
     assert set(shapes.named(demand.starved_shapes())) == demand.starved.keys()
     for asked in (among, shapes.live):
-        fitting, least = placer.fitting(shapes, asked), placer.least_of(shapes)
+        found, least = fitting(scheduler.cluster, shapes, asked), placer.least_of(shapes)
         assert set(shapes.named(shapes.live)) == demand.shape_projects.keys()
         for shape in shapes.named(asked):
             number = shapes.number(shape)
-            assert fitting[number] == fits_alone(scheduler, shape) == placer.fits_anywhere(shape), shape
+            assert found[number] == fits_alone(scheduler, shape) == placer.fits_anywhere(shape), shape
             assert least[number] == placer.least_permille(shape), shape
-        assert not fitting[~asked].any()
+        assert not found[~asked].any()
 
 
 def change(scheduler: Scheduler, r: random.Random, charged: list[Claim]) -> None:

@@ -17,6 +17,7 @@ from gpupool.scheduling.holds.starvation import (
     starving_shapes,
     under_reservations,
 )
+from gpupool.scheduling.placement.fit_table import fitting
 from gpupool.scheduling.scheduling_order import SchedulingOrder, Wanted
 from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import Bools, Ints
@@ -59,7 +60,7 @@ def allocate(starvation: Starvation) -> bool:
 def _without_chance(starvation: Starvation, among: Bools) -> Bools:
     """Return which of some shapes have no place and cannot be backfilled, all by number."""
     shapes = starvation.session.demand.first_groups().shapes
-    without = among & ~starvation.session.placer.fitting(shapes, among)
+    without = among & ~fitting(starvation.session.cluster, shapes, among)
     if may_backfill_any(starvation):
         without &= ~shapes.mask(may_backfill(starvation, shapes.named(without)))
     return without

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpupool.scheduling.placement.fit_table import fitting
 from gpupool.scheduling.placement.node_filter import Relax, fitting_rows, usable_slots
 from gpupool.scheduling.scheduling_order import SchedulingOrder
 from gpupool.scheduling.session import SchedulingSession
@@ -138,10 +139,10 @@ def _free_permille(session: SchedulingSession) -> int:
 
 def _not_in_pieces(session: SchedulingSession, free: int) -> DeadShapes:
     """Return the shapes for which no moves help or were found, see ``_in_pieces``."""
-    shapes, placer = session.demand.first_groups().shapes, session.placer
-    need = placer.least_of(shapes)
+    shapes = session.demand.first_groups().shapes
+    need = session.placer.least_of(shapes)
     hopeful = shapes.live & (need > 0) & (need <= free) & ~shapes.mask(session.demand.unmovable)
-    return DeadShapes(shapes, ~hopeful | placer.fitting(shapes, hopeful))
+    return DeadShapes(shapes, ~hopeful | fitting(session.cluster, shapes, hopeful))
 
 
 def _in_pieces(session: SchedulingSession, shape: Shape, free: int) -> bool:

@@ -21,6 +21,7 @@ from gpupool.scheduling.eviction.victims import VictimPool
 from gpupool.scheduling.eviction.whole_claims import WholeClaims
 from gpupool.scheduling.gang_placement import model_choices
 from gpupool.scheduling.placement.capacity import Need
+from gpupool.scheduling.placement.fit_table import fitting
 from gpupool.scheduling.scheduling_order import Wanted
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
@@ -77,7 +78,7 @@ class Reclaim(Wanted):
         with without_reservations(session, lambda other: promised and self.room.gives_way(other)):
             per_gpu = self._least // np.maximum(shapes.count, 1)
             hopeful = self.room.pool(OTHERS).may_fit(shapes, per_gpu, promised=promised)
-            hopeful |= session.placer.fitting(shapes, shapes.live & ~hopeful)
+            hopeful |= fitting(session.cluster, shapes, shapes.live & ~hopeful)
         if self.whole.exist:
             hopeful |= shapes.live & (shapes.count > 0) & (shapes.gpu_memory == 0) & (shapes.permille == WHOLE_GPU)
         self._hopeful, self.dead = hopeful, DeadShapes(shapes, ~hopeful)

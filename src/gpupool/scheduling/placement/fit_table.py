@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 
@@ -25,6 +26,9 @@ _NO_NEED = np.iinfo(np.int64).min
 _AT_ONCE = 1 << 21  # comparisons
 _FEW_ROWS = 4  # not worth a search for the largest
 _FEW_RULES = 8  # not worth a check without them
+
+
+_tables: WeakKeyDictionary[ClusterState, _FitTable] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,17 +85,25 @@ def _first_enough(room: Sequence[Ints], needs: Sequence[Ints]) -> Ints:
     return found
 
 
-class FitTable:
+def fitting(cluster: ClusterState, shapes: WaitingShapes, among: Bools) -> Bools:
+    """Return which of the shapes ``among`` have a place now, by number; most is known from earlier calls."""
+    table = _tables.get(cluster)
+    if table is None:
+        table = _tables[cluster] = _FitTable(cluster)
+    return table.fitting(shapes, among)
+
+
+class _FitTable:
     """For each waiting shape a node where it fits, or none; renewed for the nodes that were touched."""
 
     def __init__(self, cluster: ClusterState) -> None:
-        self._cluster = cluster
+        self._cluster = proxy(cluster)
         self._shapes: WaitingShapes | None = None
         self._rows, self._version = 0, -1  # of the cluster; of the shapes
         self._entered, self._tick, self._place = (np.zeros(0, np.int64) for _ in range(3))
 
     def fitting(self, shapes: WaitingShapes, among: Bools) -> Bools:
-        """Return which of the shapes ``among`` have a place now."""
+        """Return ``fitting``."""
         self._follow(shapes)
         at, c = np.flatnonzero(among), self._cluster
         at = at[self._tick[at] != c.tick]

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
-from gpupool.scheduling.placement.fit_table import FitTable
 from gpupool.scheduling.placement.node_filter import (
     accepted_gpus,
     accepted_models,
@@ -86,7 +85,6 @@ class Placer:
     def __init__(self, cluster: ClusterState) -> None:
         self.cluster = cluster
         self.scorer = Scorer(cluster)
-        self._fit_table = FitTable(cluster)
         self._least: tuple[WaitingShapes, int, int, Ints] | None = None  # see ``least_of``
         self._keys, self._keyed_at = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._caches: WeakKeyDictionary[Shape, _Cache] = WeakKeyDictionary()
@@ -169,10 +167,6 @@ class Placer:
     def fits_anywhere(self, shape: Shape) -> bool:
         """Return whether there is a place now."""
         return self._seen(shape).fits > 0
-
-    def fitting(self, shapes: WaitingShapes, among: Bools) -> Bools:
-        """Return for which of the shapes ``among`` there is a place now, by number."""
-        return self._fit_table.fitting(shapes, among)
 
     def _seen(self, shape: Shape) -> _Cache:
         """Return the cache of a shape, with the fitting rows up to date."""
