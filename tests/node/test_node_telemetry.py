@@ -276,7 +276,7 @@ class Watched:
 )
 def test_slice_is_idle_although_neighbours_compute(tmp_path: Path, seen_s_ago: float | None, *, active: bool) -> None:
     agent = Watched(tmp_path, None if seen_s_ago is None else time.monotonic() - seen_s_ago)
-    asyncio.run(ActivitySampler(agent).sample())  # type: ignore[arg-type]  # it has what is used
+    asyncio.run(ActivitySampler(agent).sample())  # type: ignore[arg-type]  # a stand-in with all that the sampler reads
     assert ([status.key for status in agent.told] == [agent.key]) is active
     assert (agent.entries[agent.key].status.last_active_at is not None) is active
 
@@ -286,7 +286,7 @@ def test_last_report_of_a_program_that_becomes_idle_is_sent_later(
 ) -> None:
     """Reports are limited in number, but none is lost: the program may never report again."""
     agent = Watched(tmp_path, time.monotonic() - 60)
-    sampler = ActivitySampler(agent)  # type: ignore[arg-type]  # it has what is used
+    sampler = ActivitySampler(agent)  # type: ignore[arg-type]  # a stand-in with all that the sampler reads
     reports = {1: {"saved_at": None, "step": 1}, 2: {"saved_at": None, "step": 2, "metrics": {"loss": 0.5}}}
     for report in reports.values():
         agent.run.progress(agent.key).parent.mkdir(exist_ok=True)

@@ -11,7 +11,6 @@ from gpupool.scheduling.holds.starvation import (
     Starvation,
     affordable,
     may_backfill,
-    may_backfill_any,
     reservations_left,
     reserve_if_starving,
     starving_shapes,
@@ -61,9 +60,7 @@ def _without_chance(starvation: Starvation, among: Bools) -> Bools:
     """Return which of some shapes have no place and cannot be backfilled, all by number."""
     shapes = starvation.session.demand.first_groups().shapes
     without = among & ~fitting(starvation.session.cluster, shapes, among)
-    if may_backfill_any(starvation):
-        without &= ~shapes.mask(may_backfill(starvation, shapes.named(without)))
-    return without
+    return without & ~shapes.mask(may_backfill(starvation, shapes.named(without)))
 
 
 def _changes(starvation: Starvation) -> tuple[int, int, bool]:

@@ -80,7 +80,7 @@ class Reclaim(Wanted):
             hopeful = self.room.pool(OTHERS).may_fit(shapes, per_gpu, promised=promised)
             hopeful |= fitting(session.cluster, shapes, shapes.live & ~hopeful)
         if self.whole.exist:
-            hopeful |= shapes.live & (shapes.count > 0) & (shapes.gpu_memory == 0) & (shapes.permille == WHOLE_GPU)
+            hopeful |= shapes.whole
         self._hopeful, self.dead = hopeful, DeadShapes(shapes, ~hopeful)
         self._budgets = self.rights.budgets()
         self._checked_at = -1

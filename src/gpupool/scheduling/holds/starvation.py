@@ -56,16 +56,12 @@ class Starvation:
         self.backfills_left -= 1
 
 
-def may_backfill_any(state: Starvation) -> bool:
-    """Return whether anything might be backfilled."""
-    return state.backfills_left > 0 and bool(_reserved_after(state.session, state.session.now))
-
-
 def may_backfill(state: Starvation, shapes: Iterable[Shape]) -> set[Shape]:
     """Return the shapes with a replica that might be backfilled."""
-    if not may_backfill_any(state):
+    session = state.session
+    if state.backfills_left <= 0 or not _reserved_after(session, session.now):
         return set()
-    demand, known = state.session.demand, state.session.demand.ordering.past.known
+    demand, known = session.demand, session.demand.ordering.past.known
     return {shape for shape in shapes if demand.timed[shape] > 0 or (known and demand.restartable[shape] > 0)}
 
 

@@ -20,8 +20,8 @@ from gpupool.scheduling.state.cluster import ClusterState
 from gpupool.scheduling.state.queue_tables import WaitingShapes
 
 NOWHERE = -1
-_UNKNOWN = -2
-_NEVER = -1  # no tick of a cluster
+_UNKNOWN = -2  # the node where it fitted has changed
+_NEVER = -1  # instead of a tick of the cluster: the shape is new
 _NO_NEED = np.iinfo(np.int64).min
 _AT_ONCE = 1 << 21  # comparisons
 _FEW_ROWS = 4  # not worth a search for the largest
@@ -103,7 +103,7 @@ class _FitTable:
         self._entered, self._tick, self._place = (np.zeros(0, np.int64) for _ in range(3))
 
     def fitting(self, shapes: WaitingShapes, among: Bools) -> Bools:
-        """Return ``fitting``."""
+        """Return which of the shapes ``among`` have a place now; look only at what changed since the last call."""
         self._follow(shapes)
         at, c = np.flatnonzero(among), self._cluster
         at = at[self._tick[at] != c.tick]

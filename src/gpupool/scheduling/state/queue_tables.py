@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 
+from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.state.allocation import Bools, Ints
 from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import UNBOUNDED, Ledger
@@ -56,9 +57,16 @@ class WaitingShapes:
         """Return the number of a shape; 0 if it does not wait."""
         return self._numbers.get(shape, _NOTHING)
 
-    def named(self, mask: Bools) -> list[Shape]:
-        """Return the shapes whose rows are marked."""
-        return [shape for number in np.flatnonzero(mask).tolist() if (shape := self._shapes[number]) is not None]
+    @property
+    def whole(self) -> Bools:
+        """Return which shapes request whole GPUs, by number."""
+        return np.asarray(self.live & (self.count > 0) & (self.gpu_memory == 0) & (self.permille == WHOLE_GPU))
+
+    def named(self, mask: Bools) -> Iterator[Shape]:
+        """Yield the shapes whose rows are marked."""
+        for number in np.flatnonzero(mask).tolist():
+            if (shape := self._shapes[number]) is not None:
+                yield shape
 
     def mask(self, shapes: Iterable[Shape]) -> Bools:
         """Return a mask of the rows of some shapes; those that do not wait are ignored."""
