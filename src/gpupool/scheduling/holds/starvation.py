@@ -311,6 +311,7 @@ def _due(session: SchedulingSession, group: Group, replica: PendingReplica, need
     project, ledger, holders = group.account.project, session.ledger, session.demand.holders
     if not replica.preemptible:
         return True
+    holders.catch_up(session.cluster)
     dept, overtaken = ledger.dept[project], holders.occupied() & (holders.started_at > waiting_since(replica))
     overtaken &= (holders.gang == NO_GANG) & (2 * holders.permille <= need)
     at = np.flatnonzero(overtaken)
