@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,8 @@ from gpupool.domain.nodes.sharing import Sharing
 from gpupool.domain.people.access import Project
 from gpupool.scheduling.holds import settlement
 from gpupool.scheduling.policy import Settings
+from gpupool.scheduling.session import SchedulingSession
+from gpupool.scheduling.values import ReplicaKey
 from gpupool.simulate.clusters import parse_cluster
 from gpupool.simulate.engine import Simulation
 from gpupool.simulate.values import Record, Rules, TraceJob
@@ -22,7 +25,7 @@ from gpupool.simulate.values import Record, Rules, TraceJob
 PARTS = [GpuRequest(1, 250, sharing=sharing) for sharing in (None, Sharing.MPS, Sharing.ADVISORY)]
 REQUESTS = [GpuRequest(1), GpuRequest(1, 500), *PARTS, GpuRequest(2), GpuRequest(4)]
 CLUSTER = "2x4xT4,1x2xA100"
-GLANCE = settlement._still_waits
+CHECK = settlement._still_waiting
 
 
 def jobs(seed: int, count: int) -> list[TraceJob]:
@@ -53,10 +56,11 @@ def run(seed: int, count: int, limit: int | None) -> Record:
     return Simulation(jobs(seed, count), pool, projects, rules, Settings(reserve_after_s=120.0)).run()
 
 
-def counted(counts: list[bool]) -> Callable[..., bool]:
-    def quick_check(*words: Any) -> bool:
-        counts.append(GLANCE(*words))
-        return counts[-1]
+def counted(counts: Counter[str]) -> Callable[..., set[ReplicaKey]]:
+    def quick_check(session: SchedulingSession, keys: list[ReplicaKey], *words: Any) -> set[ReplicaKey]:
+        waiting = CHECK(session, keys, *words)
+        counts.update(asked=len(keys), waiting=len(waiting))
+        return waiting
 
     return quick_check
 
@@ -65,15 +69,15 @@ def counted(counts: list[bool]) -> Callable[..., bool]:
 @given(st.integers(0, 10**6), st.sampled_from([None, 3000]))
 def test_quick_check_decides_as_full_trial(seed: int, limit: int | None) -> None:
     quick = run(seed, 24, limit)
-    with patch.object(settlement, "_still_waits", lambda *_: False):
+    with patch.object(settlement, "_still_waiting", lambda *_: set()):
         tried = run(seed, 24, limit)
     assert quick.fates == tried.fates
     assert quick.evictions == tried.evictions
 
 
 def test_quick_check_avoids_most_trials() -> None:
-    counts: list[bool] = []
-    with patch.object(settlement, "_still_waits", counted(counts)):
+    counts = Counter[str]()
+    with patch.object(settlement, "_still_waiting", counted(counts)):
         run(7, 80, None)
-    assert len(counts) > 20
-    assert sum(counts) > len(counts) / 2
+    assert counts["asked"] > 20
+    assert counts["waiting"] > counts["asked"] / 2

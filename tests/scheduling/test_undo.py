@@ -23,6 +23,27 @@ def test_rollback_restores_all_arrays(kept: list[tuple[int, int, int]], undone: 
     assert len(log) == len(kept)
 
 
+@given(ops, ops)
+def test_several_additions_at_once_are_one_step(
+    kept: list[tuple[int, int, int]], undone: list[tuple[int, int, int]]
+) -> None:
+    columns, each = [np.arange(12).reshape(4, 3), np.zeros(4, np.int64)], UndoLog()
+    alone, at_once = ([column.copy() for column in columns] for _ in range(2))
+    log = UndoLog()
+    for some in (kept, undone):
+        mark = log.checkpoint()
+        rows, deltas = (np.array([step[at] for step in some], np.int64) for at in (1, 2))
+        for column, other in zip(alone, at_once, strict=True):
+            for _, row, delta in some:
+                each.add(column, row, delta)
+            log.add_each(other, rows, deltas if other.ndim == 1 else np.repeat(deltas[:, None], 3, axis=1))
+        assert all((a == b).all() for a, b in zip(alone, at_once, strict=True))
+    log.rollback(mark)
+    each.rollback(2 * len(kept))
+    assert len(log) == 2
+    assert all((a == b).all() for a, b in zip(alone, at_once, strict=True))
+
+
 def test_rollback_returns_restored_rows() -> None:
     told: list[int] = []
     log = UndoLog(told.append)

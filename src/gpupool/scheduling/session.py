@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final
 
+import numpy as np
+
 from gpupool.domain.ids import WorkloadId
 from gpupool.scheduling.fairness.fair_share import HeldAmounts, Shares
 from gpupool.scheduling.fairness.model_quotas import Guarantees
@@ -15,10 +17,11 @@ from gpupool.scheduling.fairness.whole_quotas import WholeQuotas
 from gpupool.scheduling.outcome import CycleOutcome
 from gpupool.scheduling.placement.replica import Placer
 from gpupool.scheduling.policy import Settings
-from gpupool.scheduling.state.allocation import Claim
+from gpupool.scheduling.state.allocation import Bools, Claim, Ints
 from gpupool.scheduling.state.cluster import MILLI, Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Demand, Group, ProjectQueue
+from gpupool.scheduling.state.sharing_modes import mark_of
 from gpupool.scheduling.values import Hold, HoldKind, PendingReplica, ReplicaKey
 
 
@@ -56,6 +59,7 @@ class SchedulingSession:
         self._uncounted: AbstractSet[ReplicaKey] = frozenset()  # running replicas that ``guarantees`` left out
         self._changed: set[int] = set()  # see ``changed_projects``
         self._moves = 0
+        self._leaving_slots = np.zeros(0, np.int64)
 
     @property
     def now(self) -> float:
@@ -116,6 +120,49 @@ class SchedulingSession:
             if self._guarantees and key not in self._uncounted:
                 self._guarantees.count(self.log, account, claim, -1)
         self._count(account, -self.demand.running[key].lease.permille)
+
+    def charge_all(self, charges: Iterable[tuple[Claim, Account]]) -> None:
+        """Charge claims, several at once if possible."""
+        together = list[tuple[Claim, Account]]()
+        for claim, account in charges:
+            if account.preemptible and claim.row >= 0 and not self._guarantees:
+                together.append((claim, account))
+            else:
+                self.charge(claim, account)
+        if not together:
+            return
+        claims, accounts = zip(*together, strict=True)
+        used, memory = np.array([claim.gpu for claim in claims]), np.array([claim.gmem for claim in claims])
+        marks = np.array([mark_of(claim.mode, claim.user) for claim in claims])
+        hosts = np.array([(claim.cpu_milli, claim.mem_mib) for claim in claims]).T
+        amounts = -used, -memory, (used > 0) * marks[:, None], *-hosts
+        self.cluster.add_each(np.array([claim.row for claim in claims]), amounts)
+        projects, users, pairs = np.array([(of.project, of.user, of.pair) for of in accounts]).T
+        self._count_each(projects, users, pairs, np.array([claim.permille for claim in claims]))
+
+    def discharge_leaving(self) -> None:
+        """Remove the claims of all replicas that were asked to end, as if they had ended."""
+        h, at = self.demand.holders, self.leaving_slots()
+        alone = h.protected[at] | (h.row[at] < 0) | bool(self._guarantees)
+        for slot in at[alone].tolist():
+            if (key := h.keys[slot]) is not None:
+                self.discharge_running(key)
+        at = at[~alone]
+        self.cluster.add_each(h.row[at], (h.gpu[at], h.gmem[at], -h.marks[at], h.cpu[at], h.mem[at]))
+        self._count_each(h.project[at], h.user[at], h.pair[at], -h.permille[at])
+
+    def leaving_slots(self) -> Ints:
+        """Return the slots in ``RunningTable`` of the replicas that were asked to end."""
+        h, leaving = self.demand.holders, self.outcome.leaving
+        if len(self._leaving_slots) != len(leaving):  # more and more
+            self._leaving_slots = np.array([h.slots[key] for key in leaving], np.int64)
+        h.catch_up(self.cluster)
+        return self._leaving_slots
+
+    def _count_each(self, projects: Ints, users: Ints, pairs: Ints, permille: Ints) -> None:
+        self.ledger.add_each(self.log, projects, users, pairs, permille)
+        self._changed.update(projects.tolist())
+        self._moves += len(projects)
 
     def _count(self, account: Account, permille: int) -> None:
         self.ledger.add(self.log, account, permille)
@@ -211,6 +258,7 @@ class ActiveHolds:
         self._active: dict[ReplicaKey, ActiveHold] = {}
         self.active: Mapping[ReplicaKey, ActiveHold] = self._active
         self._reservations: tuple[int, int] | None = None  # their number and thousandths, once counted
+        self._taken: Bools | None = None  # once known
         self.promised, self.reserved = HeldAmounts(session.ledger), HeldAmounts(session.ledger)
 
     def apply(self, holds: Iterable[Hold]) -> None:
@@ -224,7 +272,8 @@ class ActiveHolds:
             account, user = found
             claim = placer.claim_of(hold, user)
             if claim.row >= 0 and claim.permille == sum(share.permille for share in hold.shares):
-                self.add(ActiveHold(hold, claim, account))
+                self.add(ActiveHold(hold, claim, account), charged=True)
+        self._session.charge_all((active.claim, active.account) for active in self._active.values())
 
     def _holder(self, hold: Hold) -> tuple[Account, str] | None:
         demand = self._session.demand
@@ -267,13 +316,13 @@ class ActiveHolds:
             self._session.charge(active.claim, active.account)
         self._promise(active, 1)
         self._active[active.hold.key] = active
-        self._reservations = None
+        self._reservations = self._taken = None
         self._session.outcome.settle(active.hold.key)
 
     def remove(self, key: ReplicaKey) -> ActiveHold:
         """Remove and return an active hold; its replica is like any other again."""
         active = self._active.pop(key)
-        self._reservations = None
+        self._reservations = self._taken = None
         self._session.discharge(active.claim, active.account)
         self._promise(active, -1)
         self._session.outcome.unsettle(key)
@@ -294,6 +343,14 @@ class ActiveHolds:
             held = sum(active.claim.permille for found in reserved.values() for active in found)
             self._reservations = len(reserved), held
         return self._reservations
+
+    def taken(self) -> Bools:
+        """Return which GPUs are held, [N, G]. Do not change it."""
+        if self._taken is None:
+            self._taken = np.zeros(self._session.cluster.gpu_free.shape, np.bool_)
+            for active in self._active.values():
+                self._taken[active.claim.row] |= active.claim.gpu > 0
+        return self._taken
 
     def move_to_end(self, key: ReplicaKey) -> None:
         """Move a hold behind all others."""

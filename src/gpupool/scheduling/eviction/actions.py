@@ -63,8 +63,7 @@ def serve_by_eviction(planner: EvictionPlanner, actions: Sequence[EvictionAction
     if not (reserved or any(projects for _, projects in entitled)):
         session.demand.searched.clear()
         return False
-    for key in session.outcome.leaving:
-        session.discharge_running(key)
+    session.discharge_leaving()
     demand = session.demand
     if session.change_counts != demand.searched_for:
         demand.searched_for, demand.search_rounds = session.change_counts, 0

@@ -8,7 +8,6 @@ Their new places are held for them (``HoldKind.MOVED``) until they are back in t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +21,7 @@ from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.queue_tables import DeadShapes
+from gpupool.scheduling.state.running import NO_GANG
 from gpupool.scheduling.values import (
     Eviction,
     EvictionKind,
@@ -55,9 +55,11 @@ class _Look:
         self.session, self.served = session, session.settings.max_consolidations
         self.trials, self.shapes = MAX_TRIALS, MAX_SHAPES
         holders, settings = session.demand.holders, session.settings
+        holders.catch_up(session.cluster)
         every = np.arange(len(holders.row))
         self._shielded_until = holders.shielded_until(every, settings.min_runtime_s)
         self._at_stake = holders.at_stake(every, session.now, settings.unsaved_after_s)
+        self._freed: dict[int, tuple[Ints, Ints]] = {}  # see ``_movable_on``
 
     @property
     def over(self) -> bool:
@@ -73,6 +75,33 @@ class _Look:
             self.session.demand.unmovable.add(group.shape)
         return found
 
+    def clearable(self, shape: Shape, rows: Ints, priority: int) -> list[int]:
+        """Return those of ``rows`` where enough GPUs would be free for a shape without all that is movable there."""
+        c, accepted = self.session.cluster, self.session.placer.accepted(shape)
+        freed, shielded = self._movable_on(priority)
+        held = shielded[np.isin(self.session.demand.holders.row[shielded], rows)]
+        if len(held):
+            self.session.outcome.wake_at(float(self._shielded_until[held].min()))
+        usable, _ = usable_slots(c, shape, rows, accepted, None, Relax(use=True))
+        need, _ = shape.needs(c.gmem_total[rows])
+        usable &= c.gpu_free[rows] + freed[rows] >= need
+        return [int(row) for row in rows[usable.sum(axis=1) >= shape.request.count]]
+
+    def _movable_on(self, priority: int) -> tuple[Ints, Ints]:
+        """Return what ``movable`` replicas hold of each GPU as of the first call, [N, G], and the slots of others.
+
+        The others are movable later, when they are no longer shielded.
+        """
+        if priority not in self._freed:
+            holders = self.session.demand.holders
+            at = holders.evictable & (holders.gang == NO_GANG) & (holders.row >= 0) & (holders.priority <= priority)
+            slots = np.flatnonzero(at & (self._at_stake == 0))
+            later = self._shielded_until[slots] > self.session.now
+            freed = np.zeros_like(self.session.cluster.gpu_free)
+            np.add.at(freed, holders.row[slots[~later]], holders.gpu[slots[~later]])
+            self._freed[priority] = freed, slots[later]
+        return self._freed[priority]
+
     def movable(self, key: ReplicaKey, priority: int) -> bool:
         """Return True if it can be restarted on other GPUs for a replica of this or a higher priority."""
         session = self.session
@@ -82,10 +111,7 @@ class _Look:
         if running.gang is not None or running.request is None:
             return False
         slot = session.demand.holders.slots[key]
-        if self._shielded_until[slot] > session.now:
-            session.outcome.wake_at(float(self._shielded_until[slot]))
-            return False
-        return not self._at_stake[slot]
+        return self._shielded_until[slot] <= session.now and not self._at_stake[slot]
 
 
 def consolidate(session: SchedulingSession) -> None:
@@ -177,7 +203,7 @@ def _move_for(look: _Look, group: Group, replica: PendingReplica) -> bool:
     need = session.placer.least_permille(shape)
     if need > session.ledger.room(account):
         return False
-    for row in _candidates(session, shape, need):
+    for row in look.clearable(shape, _candidates(session, shape, need), replica.priority):
         chosen = _victims_on(look, shape, row, replica.priority)
         plan = _thinned(look, shape, account, row, chosen) if chosen else None
         if plan is not None:
@@ -188,20 +214,18 @@ def _move_for(look: _Look, group: Group, replica: PendingReplica) -> bool:
     return False
 
 
-def _candidates(session: SchedulingSession, shape: Shape, need: int) -> Iterator[int]:
-    """Yield the nodes with the least to move, up to the bound on nodes searched."""
+def _candidates(session: SchedulingSession, shape: Shape, need: int) -> Ints:
+    """Return the nodes with the least to move, up to the bound on nodes searched."""
     c, count = session.cluster, shape.request.count
     rows = fitting_rows(c, shape, Relax(use=True))
     if not len(rows):
-        return
-    usable, left = usable_slots(c, shape, rows, session.placer.accepted(shape), None, Relax(use=True))
+        return rows
+    usable, _ = usable_slots(c, shape, rows, session.placer.accepted(shape), None, Relax(use=True))
     per_slot, _ = shape.needs(c.gmem_total[rows])
     missing = np.where(usable, np.clip(per_slot - np.clip(c.gpu_free[rows], 0, None), 0, None), _FAR)
-    del left
     least = np.sort(missing, axis=1)[:, :count].sum(axis=1)
     near = np.flatnonzero(least <= need)
-    for at in near[np.argsort(least[near], kind="stable")][:MAX_NODES].tolist():
-        yield int(rows[at])
+    return rows[near[np.argsort(least[near], kind="stable")][:MAX_NODES]]
 
 
 def _victims_on(look: _Look, shape: Shape, row: int, priority: int) -> list[ReplicaKey]:

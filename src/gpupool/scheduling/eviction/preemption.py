@@ -22,7 +22,8 @@ from gpupool.scheduling.session import SchedulingSession
 from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group, GroupKey, ProjectQueue
-from gpupool.scheduling.state.queue_tables import DeadShapes
+from gpupool.scheduling.state.queue_tables import DeadShapes, marked
+from gpupool.scheduling.state.running import NO_GANG
 from gpupool.scheduling.values import EvictionKind, PendingReplica
 
 
@@ -124,11 +125,24 @@ class Preemption(Wanted):
         pairs = np.flatnonzero((needs > 0) & demand.user_division.uneven[demand.ledger.pair_project])
         if not len(pairs):
             return set()
-        smallest, holders = np.full(len(demand.ledger.pair_used), inf), demand.holders
+        session, holders = self._room.session, demand.holders
         at = np.flatnonzero(holders.evictable)
-        at = at[holders.at_stake(at, self._room.session.now, self._room.session.settings.unsaved_after_s) == 0]
-        np.minimum.at(smallest, holders.pair[at], holders.permille[at])
-        return set(pairs[self._users.might_take(pairs, needs[pairs], smallest)].tolist())
+        at = at[holders.at_stake(at, session.now, session.settings.unsaved_after_s) == 0]
+        pairs = self._takers_of(at, pairs, needs)
+        at = at[
+            marked(set(demand.ledger.pair_project[pairs].tolist()), len(demand.ledger.projects))[holders.project[at]]
+        ]
+        until = holders.shielded_until(at, session.settings.min_runtime_s)
+        later = (holders.gang[at] == NO_GANG) & (until > session.now)  # the members of a gang have one end
+        if later.any():
+            session.outcome.wake_at(float(until[later].min()))
+        return set(self._takers_of(at[~later], pairs, needs).tolist())
+
+    def _takers_of(self, slots: Ints, pairs: Ints, needs: Ints) -> Ints:
+        """Return which users ``pairs`` might take what they need if others can lose the replicas in ``slots``."""
+        smallest, holders = np.full(len(needs), inf), self._room.session.demand.holders
+        np.minimum.at(smallest, holders.pair[slots], holders.permille[slots])
+        return pairs[self._users.might_take(pairs, needs[pairs], smallest)]
 
     def serve(self, group: Group, replica: PendingReplica) -> bool:
         """Hold GPUs for a replica, by eviction in its project if needed: of lower priorities, then of other users."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpupool.domain.units import WHOLE_GPU
 from gpupool.scheduling.session import SchedulingSession
-from gpupool.scheduling.state.allocation import EPSILON, Bools, Claim, Ints
+from gpupool.scheduling.state.allocation import EPSILON, Bools, Ints
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.running import Floats
 from gpupool.scheduling.values import HoldKind
@@ -68,9 +68,9 @@ class Footprints:
     def __init__(self, session: SchedulingSession) -> None:
         self._projects = len(session.ledger.projects)
         holders, width = session.demand.holders, session.cluster.slots
-        holders.catch_up(session.cluster)
+        leaving = session.leaving_slots()
         here = holders.row >= 0
-        here[[holders.slots[key] for key in session.outcome.leaving if key in holders.slots]] = False
+        here[leaving] = False
         at = np.flatnonzero(here)
         which, place = np.nonzero(holders.gpu[at])
         at = at[which]
@@ -144,15 +144,12 @@ def _coming(session: SchedulingSession) -> Ints:
     claims = [(account.project, claim) for _, claim, account in session.outcome.placed]
     active_holds = [active for active in session.holds.active.values() if active.hold.kind is not HoldKind.RESERVED]
     claims += [(active.account.project, active.claim) for active in active_holds]
-    rows = [row for project, claim in claims for row in _of_claim(project, claim, session.cluster.slots)]
-    return np.array(rows, np.int64).reshape(-1, 3)
-
-
-def _of_claim(project: int, claim: Claim, width: int) -> list[tuple[int, int, int]]:
-    if claim.row < 0:
-        return []
-    used = np.flatnonzero(claim.gpu).tolist()
-    return [(project, claim.row * width + slot, int(claim.gpu[slot])) for slot in used]
+    known = [(project, claim.row, claim.gpu) for project, claim in claims if claim.row >= 0]
+    if not known:
+        return np.zeros((0, 3), np.int64)
+    projects, rows, used = (np.array(column) for column in zip(*known, strict=True))
+    which, slots = np.nonzero(used)
+    return np.stack([projects[which], rows[which] * session.cluster.slots + slots, used[which, slots]], axis=1)
 
 
 def parts_exist(session: SchedulingSession) -> bool:

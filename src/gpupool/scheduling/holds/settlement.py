@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 
 import numpy as np
 
 from gpupool.scheduling.gang_placement import Placed, find_all, others_of
+from gpupool.scheduling.placement.fit_table import fitting
 from gpupool.scheduling.session import ActiveHold, SchedulingSession
-from gpupool.scheduling.state.allocation import Bools, Claim
-from gpupool.scheduling.state.cluster import ClusterState, marks_of
+from gpupool.scheduling.state.allocation import Bools, Ints
+from gpupool.scheduling.state.cluster import Shape
 from gpupool.scheduling.state.ledger import Account
 from gpupool.scheduling.state.queue import Group
 from gpupool.scheduling.state.sharing_modes import NO_MARK, hosts_only, mark_of
 from gpupool.scheduling.values import HoldKind, ReplicaKey
+
+_FEW = 8  # shapes that are looked up one by one
 
 
 def settle_holds(session: SchedulingSession) -> None:
@@ -26,16 +31,13 @@ def settle_holds(session: SchedulingSession) -> None:
         if key in session.demand.pending:  # else it is being moved here
             together.setdefault(session.demand.gangs.leader(key), []).append(key)
     leaving = _Leaving(session)
+    waiting = _Waiting(session, [keys[0] for keys in together.values() if len(keys) == 1], leaving)
     for leader, keys in together.items():
-        group = session.demand.group_of(leader)
-        if (
-            group is not None
-            and len(keys) == 1
-            and _still_waits(session, group, session.holds.active[keys[0]], leaving)
-        ):
+        if len(keys) == 1 and waiting.has(keys[0]):
             # move it behind the earlier ones, to keep the order
             session.holds.move_to_end(keys[0])
             continue
+        group = session.demand.group_of(leader)
         active_holds = [session.holds.remove(key) for key in keys]
         placed = _start_of(session, group, leader, active_holds)
         for replica, claim in placed:
@@ -46,24 +48,30 @@ def settle_holds(session: SchedulingSession) -> None:
 
 
 class _Leaving:
-    """The replicas that are ending, by node."""
+    """The replicas that are ending, and what they will free on each node.
+
+    ``resources`` are thousandths and MiB by GPU, CPU and memory; ``marks`` those of ``ClusterState.guests``.
+    """
 
     def __init__(self, session: SchedulingSession) -> None:
         self._session = session
-        self._on: dict[int, list[ReplicaKey]] = {}
-        claims = session.cluster.claims
-        for key in session.outcome.leaving:
-            if (claim := claims.get(key)) is not None:
-                self._on.setdefault(claim.row, []).append(key)
+        c, h, slots = session.cluster, session.demand.holders, session.leaving_slots()
+        self._slots = slots[h.row[slots] >= 0]
+        self.resources = tuple(np.zeros_like(free) for free in (c.gpu_free, c.gmem_free, c.cpu_free, c.mem_free))
+        self.marks = np.zeros_like(c.guests)
+        held = h.gpu, h.gmem, h.cpu, h.mem, h.marks
+        for total, of_slots in zip((*self.resources, self.marks), held, strict=True):
+            np.add.at(total, h.row[self._slots], of_slots[self._slots])
 
-    def claims_on(self, row: int) -> list[Claim]:
-        """Return their claims on a node."""
-        return [self._session.cluster.claims[key] for key in self._on.get(row, ())]
+    def _on(self, row: int) -> list[ReplicaKey]:
+        h = self._session.demand.holders
+        keys = [h.keys[slot] for slot in self._slots[h.row[self._slots] == row].tolist()]
+        return [key for key in keys if key is not None]
 
     def contenders(self, active_holds: Sequence[ActiveHold]) -> set[ReplicaKey]:
         """Return the replicas whose end may free a claim: on its node, or within the limits of its owners."""
         session = self._session
-        keys = {key for active in active_holds for key in self._on.get(active.claim.row, ())}
+        keys = {key for active in active_holds for key in self._on(active.claim.row)}
         for account in {active.account for active in active_holds}:
             need = sum(active.claim.permille for active in active_holds if active.account == account)
             if not session.ledger.admits(account, need):
@@ -76,53 +84,73 @@ class _Leaving:
         return other.project == account.project or other.user == account.user
 
 
-def _still_waits(session: SchedulingSession, group: Group, active: ActiveHold, leaving: _Leaving) -> bool:
-    """Return True if, without a trial, the held GPUs are known to be still in use and no other place is free.
+class _Waiting:
+    """The single replicas that are known to wait further without a trial: the usual case; all others are tried.
 
-    This is the usual case. All others are tried.
+    Many are checked at once, and fewer after each change, because a change makes the results obsolete.
     """
-    cluster, claim, placer = session.cluster, active.claim, session.placer
-    row, shape = claim.row, group.shape
-    if row < 0 or group.size != 1 or active.account != group.account:
-        return False
-    if not _lacks(cluster, claim, ()) or _fits_beside(cluster, claim, group) or placer.fits_anywhere(shape):
-        return False
-    if not cluster.up[row] or not cluster.available[row][claim.gpu > 0].all() or not placer.may_enter(shape, row):
-        return False
-    if session.ledger.room(active.account) < 0:
-        return False
-    if active.hold.kind is HoldKind.RESERVED:
-        return True
-    gone = leaving.claims_on(row)
-    return not (_lacks(cluster, claim, gone) or _mixes(cluster, claim, gone))
+
+    def __init__(self, session: SchedulingSession, keys: list[ReplicaKey], leaving: _Leaving) -> None:
+        self._session, self._keys, self._leaving = session, keys, leaving
+        self._next, self._many = 0, len(keys)  # to check; in the order in which they are asked for
+        self._known: set[ReplicaKey] = set()
+        self._moves = session.moves
+
+    def has(self, key: ReplicaKey) -> bool:
+        """Return whether a replica waits further; asked in the order of the keys."""
+        if self._moves != self._session.moves:
+            self._moves, self._next, self._many = self._session.moves, self._keys.index(key), 1
+        if self._keys[self._next : self._next + 1] == [key]:
+            some = self._keys[self._next : self._next + self._many]
+            self._next, self._many = self._next + self._many, 2 * self._many
+            self._known = _still_waiting(self._session, some, self._leaving)
+        return key in self._known
 
 
-def _lacks(cluster: ClusterState, claim: Claim, gone: Sequence[Claim]) -> bool:
-    """Return True if a charged claim exceeds what is free, once some others have ended."""
-    row, used = claim.row, claim.gpu > 0
-    gpu, gmem = cluster.gpu_free[row], cluster.gmem_free[row]
-    cpu, mem = int(cluster.cpu_free[row]), int(cluster.mem_free[row])
-    for other in gone:
-        gpu, gmem, cpu, mem = gpu + other.gpu, gmem + other.gmem, cpu + other.cpu_milli, mem + other.mem_mib
-    short: Bools = (gpu < 0) | (gmem < 0)
-    return bool(short[used].any()) or cpu < 0 or mem < 0
+def _still_waiting(session: SchedulingSession, keys: Sequence[ReplicaKey], leaving: _Leaving) -> set[ReplicaKey]:
+    """Return the single replicas whose held GPUs are in use until others end, while no other place is free."""
+    held = [(active, group) for active, group in map(partial(_held, session), keys) if group is not None]
+    if not held:
+        return set()
+    c, claims = session.cluster, [active.claim for active, _ in held]
+    rows, gpu, gmem = (np.array([getattr(claim, name) for claim in claims]) for name in ("row", "gpu", "gmem"))
+    used, free = gpu > 0, (c.gpu_free[rows], c.gmem_free[rows], c.cpu_free[rows], c.mem_free[rows])
+    open_ = c.up[rows] & (c.available[rows] | ~used).all(axis=1)
+    requests = [group.shape.request for _, group in held]
+    permille, memory, count = np.array([(r.permille, r.memory_mib or 0, r.count) for r in requests]).T[:, :, None]
+    near = np.where(memory > 0, free[1] + gmem >= memory, free[0] + gpu >= permille)  # without its own claim
+    blocked = open_ & _lacks(used, free) & (near.sum(axis=1) < count[:, 0])
+    later = [now + more[rows] for now, more in zip(free, leaving.resources, strict=True)]
+    marks = np.array([mark_of(claim.mode, claim.user) for claim in claims])[:, None]
+    alike = hosts_only(c.guests[rows] - leaving.marks[rows], marks) | (marks == NO_MARK) | ~used
+    reserved = np.array([active.hold.kind is HoldKind.RESERVED for active, _ in held])
+    waits = blocked & (reserved | (alike.all(axis=1) & ~_lacks(used, later)))
+    found = [held[at] for at in np.flatnonzero(waits).tolist()]
+    placed = _placed_elsewhere(session, {group.shape for _, group in found})
+    return {active.hold.key for active, group in found if group.shape not in placed}
 
 
-def _mixes(cluster: ClusterState, claim: Claim, gone: Sequence[Claim]) -> bool:
-    """Return True if a charged claim shares a GPU with other kinds of slices, once some claims have ended."""
-    mark = mark_of(claim.mode, claim.user)
-    guests = cluster.guests[claim.row] - sum(marks_of(other) for other in gone)
-    return mark != NO_MARK and not hosts_only(guests, mark)[claim.gpu > 0].all()
+def _held(session: SchedulingSession, key: ReplicaKey) -> tuple[ActiveHold, Group | None]:
+    """Return the hold of a replica and its group; None if it is not a single replica that may still start there."""
+    active, group = session.holds.active[key], session.demand.group_of(key)
+    if group is None or active.claim.row < 0 or group.size != 1 or active.account != group.account:
+        return active, None
+    admitted = session.placer.may_enter(group.shape, active.claim.row) and session.ledger.room(active.account) >= 0
+    return active, group if admitted else None
 
 
-def _fits_beside(cluster: ClusterState, claim: Claim, group: Group) -> bool:
-    """Return True if the node of a claim, without it, might have another place for the group."""
-    request, row = group.shape.request, claim.row
-    if request.memory_mib is None:
-        free = cluster.gpu_free[row] + claim.gpu >= request.permille
-    else:
-        free = cluster.gmem_free[row] + claim.gmem >= request.memory_mib
-    return int(np.count_nonzero(free)) >= request.count
+def _lacks(used: Bools, free: Sequence[Ints]) -> Bools:
+    """Return which charged claims exceed what is free: of the GPUs that they use, the CPUs or the memory."""
+    gpu, gmem, cpu, mem = free
+    return np.asarray((((gpu < 0) | (gmem < 0)) & used).any(axis=1) | (cpu < 0) | (mem < 0))
+
+
+def _placed_elsewhere(session: SchedulingSession, shapes: AbstractSet[Shape]) -> AbstractSet[Shape]:
+    """Return the shapes that have a place now."""
+    if len(shapes) <= _FEW:
+        return {shape for shape in shapes if session.placer.fits_anywhere(shape)}
+    waiting = session.demand.first_groups().shapes
+    return set(waiting.named(fitting(session.cluster, waiting, waiting.mask(shapes))))
 
 
 def _start_of(

@@ -464,9 +464,8 @@ def _outlook(state: Starvation, shape: Shape, size: int, rows: Ints) -> _Outlook
     cluster, relax = session.cluster, Relax(use=True)
     usable, _ = usable_slots(cluster, shape, rows, session.placer.accepted(shape), None, relax)
     fits = usable_rows(cluster, shape, rows, usable, relax)
-    rows, usable = rows[fits], usable[fits]
-    for active in session.holds.active.values():  # their GPUs are taken
-        usable[np.flatnonzero(rows == active.claim.row)] &= active.claim.gpu == 0
+    rows = rows[fits]
+    usable = usable[fits] & ~session.holds.taken()[rows]
     free, (need, _) = cluster.gpu_free[rows], shape.needs(cluster.gmem_total[rows])
     room, hosts = np.clip(free, 0, None).sum(axis=1), mode_fits(cluster, shape, rows, cluster.guests[rows])
     later, parts = np.minimum(slot_ends(state)[rows], _UNKNOWN), 1

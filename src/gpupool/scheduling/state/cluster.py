@@ -6,7 +6,7 @@ A shape has the properties of a request that decide where it fits; all equal req
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakValueDictionary
 from zlib import crc32
@@ -365,6 +365,18 @@ class ClusterState:
     def discharge(self, claim: Claim) -> None:
         """Return a claim to the free resources, through the undo log."""
         self._move(claim, 1)
+
+    def add_each(self, rows: Ints, amounts: Sequence[Ints]) -> None:
+        """Add to what is free on each of ``rows``, through the undo log; a row may occur repeatedly.
+
+        ``amounts`` are thousandths, MiB and guest marks by GPU, then CPU and memory.
+        """
+        columns = self.gpu_free, self.gmem_free, self.guests, self.cpu_free, self.mem_free
+        for column, amount in zip(columns, amounts, strict=True):
+            self.log.add_each(column, rows, amount)
+        for row in set(rows.tolist()):
+            self.log.touch(row)
+            self.touch(row)
 
     def _move(self, claim: Claim, sign: int) -> None:
         if claim.row == _NO_NODE:

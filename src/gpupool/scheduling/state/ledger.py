@@ -225,6 +225,13 @@ class Ledger:
         log.add(self.user_used, account.user, permille)
         log.add(self.pair_used, account.pair, permille)
 
+    def add_each(self, log: UndoLog, projects: Ints, users: Ints, pairs: Ints, permille: Ints) -> None:
+        """Add use of preemptible work, by the numbers in ``Account``; negative amounts remove it."""
+        log.add_each(self.used, projects, permille)
+        log.add_each(self.dept_used, self.dept[projects], permille)
+        log.add_each(self.user_used, users, permille)
+        log.add_each(self.pair_used, pairs, permille)
+
     def wait(self, account: Account, permille: int) -> None:
         """Add requested but unallocated capacity; a negative amount removes it."""
         self.waiting[account.project] += permille

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[Any]
-_Op = tuple[Column | None, int, Any]
+_Op = tuple[Column | None, int | npt.NDArray[np.int64], Any]
 
 
 def _ignore(_row: int) -> None:
@@ -37,6 +37,11 @@ class UndoLog:
         column[row] += delta
         self._ops.append((column, row, delta))
 
+    def add_each(self, column: Column, rows: npt.NDArray[np.int64], deltas: Column) -> None:
+        """Add each of ``deltas`` to its row of ``column`` and record all as one step; a row may occur repeatedly."""
+        np.add.at(column, rows, deltas)
+        self._ops.append((column, rows, deltas))
+
     def touch(self, row: int) -> None:
         """Record that ``on_row`` must be called for this row on rollback."""
         self._ops.append((None, row, 0))
@@ -52,7 +57,9 @@ class UndoLog:
         while len(self._ops) > checkpoint:
             column, row, delta = self._ops.pop()
             if column is None:
-                self._on_row(row)
+                self._on_row(int(row))
+            elif isinstance(row, np.ndarray):
+                np.subtract.at(column, row, delta)
             else:
                 column[row] -= delta
 
