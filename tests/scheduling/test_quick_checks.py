@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from scheduling_world import World, world
@@ -109,3 +111,22 @@ def test_decisions_do_not_depend_on_when_the_running_table_is_updated() -> None:
 
     for seed in range(3 * SEEDS):
         assert history(seed, update) == history(seed), seed
+
+
+def test_sessions_do_not_wait_for_the_garbage_collector() -> None:
+    sessions = WeakSet[SchedulingSession]()
+    made = SchedulingSession.__init__
+
+    def noted(self: SchedulingSession, *arguments: Any) -> None:
+        sessions.add(self)
+        made(self, *arguments)
+
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SchedulingSession, "__init__", noted)
+            for seed in range(SEEDS):
+                history(seed)
+                assert not sessions, seed
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final
+from weakref import proxy
 
 import numpy as np
 
@@ -254,7 +255,7 @@ class ActiveHolds:
     """
 
     def __init__(self, session: SchedulingSession) -> None:
-        self._session = session
+        self._session = proxy(session)  # no reference cycle: a session is large, and collecting many takes 0.1 s
         self._active: dict[ReplicaKey, ActiveHold] = {}
         self.active: Mapping[ReplicaKey, ActiveHold] = self._active
         self._reservations: tuple[int, int] | None = None  # their number and thousandths, once counted
