@@ -144,6 +144,7 @@ class SchedulingSession:
     def discharge_leaving(self) -> None:
         """Remove the claims of all replicas that were asked to end, as if they had ended."""
         h, at = self.demand.holders, self.leaving_slots()
+        # quotas for protected work and of GPU models are counted one by one
         alone = h.protected[at] | (h.row[at] < 0) | bool(self._guarantees)
         for slot in at[alone].tolist():
             if (key := h.keys[slot]) is not None:
@@ -155,7 +156,7 @@ class SchedulingSession:
     def leaving_slots(self) -> Ints:
         """Return the slots in ``RunningTable`` of the replicas that were asked to end."""
         h, leaving = self.demand.holders, self.outcome.leaving
-        if len(self._leaving_slots) != len(leaving):  # more and more
+        if len(self._leaving_slots) != len(leaving):  # it only grows
             self._leaving_slots = np.array([h.slots[key] for key in leaving], np.int64)
         h.catch_up(self.cluster)
         return self._leaving_slots
@@ -255,7 +256,8 @@ class ActiveHolds:
     """
 
     def __init__(self, session: SchedulingSession) -> None:
-        self._session = proxy(session)  # no reference cycle: a session is large, and collecting many takes 0.1 s
+        # no reference cycle: sessions are large, and the garbage collector would free many of them in one decision
+        self._session: SchedulingSession = proxy(session)
         self._active: dict[ReplicaKey, ActiveHold] = {}
         self.active: Mapping[ReplicaKey, ActiveHold] = self._active
         self._reservations: tuple[int, int] | None = None  # their number and thousandths, once counted

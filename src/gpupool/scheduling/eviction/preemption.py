@@ -129,11 +129,10 @@ class Preemption(Wanted):
         at = np.flatnonzero(holders.evictable)
         at = at[holders.at_stake(at, session.now, session.settings.unsaved_after_s) == 0]
         pairs = self._takers_of(at, pairs, needs)
-        at = at[
-            marked(set(demand.ledger.pair_project[pairs].tolist()), len(demand.ledger.projects))[holders.project[at]]
-        ]
+        concerned = marked(set(demand.ledger.pair_project[pairs].tolist()), len(demand.ledger.projects))
+        at = at[concerned[holders.project[at]]]
         until = holders.shielded_until(at, session.settings.min_runtime_s)
-        later = (holders.gang[at] == NO_GANG) & (until > session.now)  # the members of a gang have one end
+        later = (holders.gang[at] == NO_GANG) & (until > session.now)  # not gangs: their oldest member decides
         if later.any():
             session.outcome.wake_at(float(until[later].min()))
         return set(self._takers_of(at[~later], pairs, needs).tolist())

@@ -118,8 +118,8 @@ def _still_waiting(session: SchedulingSession, keys: Sequence[ReplicaKey], leavi
     open_ = c.up[rows] & (c.available[rows] | ~used).all(axis=1)
     requests = [group.shape.request for _, group in held]
     permille, memory, count = np.array([(r.permille, r.memory_mib or 0, r.count) for r in requests]).T[:, :, None]
-    near = np.where(memory > 0, free[1] + gmem >= memory, free[0] + gpu >= permille)  # without its own claim
-    blocked = open_ & _lacks(used, free) & (near.sum(axis=1) < count[:, 0])
+    possible = np.where(memory > 0, free[1] + gmem >= memory, free[0] + gpu >= permille)  # on its node, without it
+    blocked = open_ & _lacks(used, free) & (possible.sum(axis=1) < count[:, 0])
     later = [now + more[rows] for now, more in zip(free, leaving.resources, strict=True)]
     marks = np.array([mark_of(claim.mode, claim.user) for claim in claims])[:, None]
     alike = hosts_only(c.guests[rows] - leaving.marks[rows], marks) | (marks == NO_MARK) | ~used
