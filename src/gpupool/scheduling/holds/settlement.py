@@ -31,7 +31,7 @@ def settle_holds(session: SchedulingSession) -> None:
         if key in session.demand.pending:  # else it is being moved here
             together.setdefault(session.demand.gangs.leader(key), []).append(key)
     leaving = _Leaving(session)
-    waiting = _Waiting(session, [keys[0] for keys in together.values() if len(keys) == 1], leaving)
+    waiting = _WaitingHolds(session, [keys[0] for keys in together.values() if len(keys) == 1], leaving)
     for leader, keys in together.items():
         if len(keys) == 1 and waiting.has(keys[0]):
             # move it behind the earlier ones, to keep the order
@@ -84,7 +84,7 @@ class _Leaving:
         return other.project == account.project or other.user == account.user
 
 
-class _Waiting:
+class _WaitingHolds:
     """The single replicas that are known to wait further without a trial: the usual case; all others are tried.
 
     Many are checked at once, and fewer after each change, because a change makes the results obsolete.
