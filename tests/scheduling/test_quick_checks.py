@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,8 @@ from gpupool.scheduling.state.allocation import Claim
 from gpupool.scheduling.state.ledger import Account
 
 SEEDS, CYCLES = 80, 6
+IN_CLUSTER = "gpu_free", "gmem_free", "guests", "cpu_free", "mem_free"
+IN_LEDGER = "used", "dept_used", "user_used", "pair_used"
 
 
 def varied(pool: Pool, r: random.Random) -> Pool:
@@ -82,6 +85,12 @@ def each_discharged(self: SchedulingSession) -> None:
         self.discharge_running(key)
 
 
+def amounts(session: SchedulingSession) -> dict[str, list[int]]:
+    """Return all amounts that a claim changes."""
+    found = {name: getattr(session.cluster, name).tolist() for name in IN_CLUSTER}
+    return found | {name: getattr(session.ledger, name).tolist() for name in IN_LEDGER}
+
+
 def every_taker(self: Preemption) -> set[int]:
     """Return all users, so that each of them is searched for."""
     return set(range(len(self._room.session.ledger.pair_project)))
@@ -91,8 +100,6 @@ def every_taker(self: Preemption) -> set[int]:
     ("where", "name", "slow"),
     [
         (consolidation._Look, "clearable", lambda _look, _shape, rows, _priority: rows.tolist()),
-        (SchedulingSession, "charge_all", each_charged),
-        (SchedulingSession, "discharge_leaving", each_discharged),
         (Preemption, "_possible_takers", property(every_taker)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -103,6 +110,27 @@ def test_decisions_are_those_of_slow_checks(where: Any, name: str, slow: Any) ->
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(where, name, slow)
             assert history(seed) == decided, seed
+
+
+@pytest.mark.parametrize(("name", "slow"), [("charge_all", each_charged), ("discharge_leaving", each_discharged)])
+def test_claims_counted_at_once_change_all_amounts_as_one_by_one(name: str, slow: Callable[..., None]) -> None:
+    at_once, compared = getattr(SchedulingSession, name), Counter[str]()
+
+    def both(self: SchedulingSession, *arguments: Iterable[Any]) -> None:
+        lists, mark = [list(argument) for argument in arguments], self.log.checkpoint()
+        before = amounts(self)
+        slow(self, *lists)
+        expected = amounts(self)
+        self.log.rollback(mark)
+        at_once(self, *lists)
+        assert amounts(self) == expected
+        compared.update(column for column in expected if expected[column] != before[column])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SchedulingSession, name, both)
+        for seed in range(SEEDS):
+            history(seed)
+    assert compared.keys() == {*IN_CLUSTER, *IN_LEDGER}, "no history changes the others"
 
 
 def test_decisions_do_not_depend_on_when_the_running_table_is_updated() -> None:
