@@ -128,7 +128,7 @@ def test_claims_counted_at_once_change_all_amounts_as_one_by_one(name: str, slow
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SchedulingSession, name, both)
-        for seed in range(SEEDS):
+        for seed in range(3 * SEEDS):
             history(seed)
     assert compared.keys() == {*IN_CLUSTER, *IN_LEDGER}, "no history changes the others"
 
